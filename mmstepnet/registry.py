@@ -1,7 +1,8 @@
 """Child registries of MMEngine's, scope ``mmstepnet``.
 
 A module registered here is built from any MMEngine config as ``dict(type='mmstepnet.NAME')``. The
-``locations`` are imported at the first look-up, so that importing this file costs nothing but MMEngine.
+``locations`` are imported at the first look-up, so that importing this file costs nothing but
+MMEngine.
 """
 
 from mmengine import registry as root

@@ -1,0 +1,233 @@
+"""The residual blocks of He et al., each ending in a :class:`ResidualStep`.
+
+Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385.
+"""
+
+from contextlib import nullcontext
+
+import torch
+from mmcv.cnn import build_conv_layer, build_norm_layer, build_plugin_layer
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmstepnet.models.layers.residual_step import ResidualStep
+from mmstepnet.registry import MODELS
+
+from .plugins import STEP_POSITION, BlockPlugins
+
+
+class ResidualBlock(BaseModule):
+    """``activation(shortcut(x) + residual(x) * dt)``; a subclass builds its layers and its
+    ``residual``.
+
+    Args:
+        downsample: The shortcut where it is not the identity.
+        with_cp: Recompute the block in the backward pass instead of keeping its activations.
+    """
+
+    expansion: int
+    positions: tuple[str, ...]
+
+    def __init__(self, downsample: nn.Module | None, with_cp: bool):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+        self.with_cp = with_cp
+
+    def _finish(self, channels: dict[str, int], plugins: BlockPlugins | None) -> None:
+        """Build what the plugins ask for; ``channels`` maps each position to its width."""
+        plugins = plugins or BlockPlugins()
+        self.plugin_names: dict[str, list[str]] = {}
+        for position, configs in plugins.layers.items():
+            names = self.plugin_names[position] = []
+            for cfg in configs:
+                cfg = dict(cfg)
+                postfix = cfg.pop('postfix', '')
+                name, layer = build_plugin_layer(
+                    cfg, in_channels=channels[position], postfix=postfix
+                )
+                if hasattr(self, name):
+                    raise ValueError(
+                        f'plugins: {cfg["type"]} would be the second {name!r} of a block; '
+                        'give each its own postfix'
+                    )
+                self.add_module(name, layer)
+                names.append(name)
+        step_size = None
+        if plugins.step_size is not None:
+            step_size = MODELS.build(dict(plugins.step_size, in_channels=channels[STEP_POSITION]))
+        self.step = ResidualStep(step_size, self.relu)
+
+    def _apply_plugins(self, x: Tensor, position: str) -> Tensor:
+        for name in self.plugin_names.get(position, ()):
+            x = getattr(self, name)(x)
+        return x
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """The norm before the sum, the one that a zero-initialised residual branch sets to 0."""
+        raise NotImplementedError
+
+    def residual(self, x: Tensor) -> Tensor:
+        """The residual branch f, (N, C_in, H, W) -> (N, C, H', W')."""
+        raise NotImplementedError
+
+    def _forward(self, x: Tensor) -> Tensor:
+        residual = self.residual(x)
+        identity = x if self.downsample is None else self.downsample(x)
+        return self.step(identity, residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.with_cp and torch.is_grad_enabled():
+            contexts = (nullcontext(), _Recomputation(self))
+            return checkpoint(self._forward, x, use_reentrant=False, context_fn=lambda: contexts)
+        return self._forward(x)
+
+
+class _Recomputation:
+    """Guards a checkpointed block's second forward: statistics stay, nothing is recorded."""
+
+    def __init__(self, block: ResidualBlock):
+        self.block = block
+
+    def __enter__(self):
+        self.saved = [(buffer, buffer.clone()) for buffer in self.block.buffers()]
+        self.recorder, self.block.step.recorder = self.block.step.recorder, None
+
+    def __exit__(self, *exc):
+        self.block.step.recorder = self.recorder
+        with torch.no_grad():
+            for buffer, value in self.saved:
+                buffer.copy_(value)
+        self.saved.clear()
+
+
+class BasicBlock(ResidualBlock):
+    """Two 3x3 convolutions, depths 18 and 34.
+
+    The names of the layers, and so the keys of a checkpoint, are torchvision's.
+    """
+
+    expansion = 1
+    positions = ('after_conv1', 'after_conv2', STEP_POSITION)
+
+    def __init__(
+        self,
+        inplanes: int,
+        planes: int,
+        stride: int = 1,
+        dilation: int = 1,
+        downsample: nn.Module | None = None,
+        style: str = 'pytorch',
+        with_cp: bool = False,
+        conv_cfg: dict | None = None,
+        norm_cfg: dict | None = None,
+        dcn: dict | None = None,
+        plugins: BlockPlugins | None = None,
+    ):
+        super().__init__(downsample, with_cp)
+        if dcn is not None:
+            raise ValueError('dcn needs bottleneck blocks (depth 50 or more)')
+        norm_cfg = norm_cfg or dict(type='BN')
+        self.norm1_name, norm1 = build_norm_layer(norm_cfg, planes, postfix=1)
+        self.norm2_name, norm2 = build_norm_layer(norm_cfg, planes, postfix=2)
+        self.conv1 = build_conv_layer(
+            conv_cfg, inplanes, planes, 3, stride, padding=dilation, dilation=dilation, bias=False
+        )
+        self.add_module(self.norm1_name, norm1)
+        self.conv2 = build_conv_layer(conv_cfg, planes, planes, 3, padding=1, bias=False)
+        self.add_module(self.norm2_name, norm2)
+        self._finish(dict.fromkeys(self.positions, planes), plugins)
+
+    @property
+    def norm1(self) -> nn.Module:
+        return getattr(self, self.norm1_name)
+
+    @property
+    def norm2(self) -> nn.Module:
+        return getattr(self, self.norm2_name)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.norm2
+
+    def residual(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm1(self.conv1(x)))
+        x = self._apply_plugins(x, 'after_conv1')
+        x = self.norm2(self.conv2(x))
+        return self._apply_plugins(x, 'after_conv2')
+
+
+class Bottleneck(ResidualBlock):
+    """1x1, 3x3, 1x1 convolutions, depths 50 and more.
+
+    With ``style='pytorch'`` the 3x3 convolution has the stride, with ``'caffe'`` the first 1x1.
+    """
+
+    expansion = 4
+    positions = ('after_conv1', 'after_conv2', 'after_conv3', STEP_POSITION)
+
+    def __init__(
+        self,
+        inplanes: int,
+        planes: int,
+        stride: int = 1,
+        dilation: int = 1,
+        downsample: nn.Module | None = None,
+        style: str = 'pytorch',
+        with_cp: bool = False,
+        conv_cfg: dict | None = None,
+        norm_cfg: dict | None = None,
+        dcn: dict | None = None,
+        plugins: BlockPlugins | None = None,
+    ):
+        super().__init__(downsample, with_cp)
+        norm_cfg = norm_cfg or dict(type='BN')
+        out_channels = planes * self.expansion
+        self.norm1_name, norm1 = build_norm_layer(norm_cfg, planes, postfix=1)
+        self.norm2_name, norm2 = build_norm_layer(norm_cfg, planes, postfix=2)
+        self.norm3_name, norm3 = build_norm_layer(norm_cfg, out_channels, postfix=3)
+
+        stride1, stride2 = (1, stride) if style == 'pytorch' else (stride, 1)
+        self.conv1 = build_conv_layer(conv_cfg, inplanes, planes, 1, stride1, bias=False)
+        self.add_module(self.norm1_name, norm1)
+        middle_cfg = conv_cfg
+        if dcn is not None:
+            dcn = dict(dcn)
+            if not dcn.pop('fallback_on_stride', False):
+                if conv_cfg is not None:
+                    raise ValueError(f'conv_cfg must be None with dcn, got {conv_cfg!r}')
+                middle_cfg = dcn
+        self.conv2 = build_conv_layer(
+            middle_cfg, planes, planes, 3, stride2, padding=dilation, dilation=dilation, bias=False
+        )
+        self.add_module(self.norm2_name, norm2)
+        self.conv3 = build_conv_layer(conv_cfg, planes, out_channels, 1, bias=False)
+        self.add_module(self.norm3_name, norm3)
+        wide = ('after_conv3', STEP_POSITION)
+        self._finish({p: out_channels if p in wide else planes for p in self.positions}, plugins)
+
+    @property
+    def norm1(self) -> nn.Module:
+        return getattr(self, self.norm1_name)
+
+    @property
+    def norm2(self) -> nn.Module:
+        return getattr(self, self.norm2_name)
+
+    @property
+    def norm3(self) -> nn.Module:
+        return getattr(self, self.norm3_name)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.norm3
+
+    def residual(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm1(self.conv1(x)))
+        x = self._apply_plugins(x, 'after_conv1')
+        x = self.relu(self.norm2(self.conv2(x)))
+        x = self._apply_plugins(x, 'after_conv2')
+        x = self.norm3(self.conv3(x))
+        return self._apply_plugins(x, 'after_conv3')

@@ -1,0 +1,5 @@
+"""Layers of the papers."""
+
+from .residual_step import ResidualStep
+
+__all__ = ['ResidualStep']

@@ -1,0 +1,55 @@
+"""What every step size has in common: one interface, and the use as a plain plugin layer."""
+
+import torch
+from torch import Tensor, nn
+
+
+def check_channels(in_channels: int) -> int:
+    """Return ``in_channels`` if it is a positive int, raise ``ValueError`` otherwise."""
+    if isinstance(in_channels, bool) or not isinstance(in_channels, int) or in_channels < 1:
+        raise ValueError(f'in_channels must be a positive int, got {in_channels!r}')
+    return in_channels
+
+
+def spatial_mean(x: Tensor) -> Tensor:
+    """Global average pooling, (N, C, H, W) -> (N, C), summed in at least float32.
+
+    A half-precision sum over a large map loses the digits that a gate lives on.
+    """
+    return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+class StepSize(nn.Module):
+    """Base of the attention modules that act as the step size ``dt`` of ``x + f * dt``.
+
+    A subclass implements :meth:`gate`. Called with ``(identity, residual)`` it returns ``dt``;
+    called with one tensor, as MMDetection calls a plugin layer, it returns that tensor scaled, ``x
+    * dt(x)``.
+
+    Args:
+        in_channels: Channels C of the residual.
+
+    Shape:
+        - identity, residual: (N, C, H, W)
+        - returns: ``dt``, broadcastable to ``residual`` and of its dtype.
+    """
+
+    def __init__(self, in_channels: int):
+        super().__init__()
+        self.in_channels = check_channels(in_channels)
+
+    def forward(self, identity: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is None:
+            return identity * self.gate(identity)
+        return self.gate(residual)
+
+    def gate(self, residual: Tensor) -> Tensor:
+        """``dt`` from the residual ``f`` alone, (N, C, H, W) -> broadcastable to it."""
+        raise NotImplementedError(f'{type(self).__name__} has to implement gate(residual)')
+
+    def reset_parameters(self) -> None:
+        """Put every parameter back to its initial distribution."""
+        for module in self.children():
+            for layer in module.modules():
+                if hasattr(layer, 'reset_parameters'):
+                    layer.reset_parameters()

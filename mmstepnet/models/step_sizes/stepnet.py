@@ -1,0 +1,137 @@
+"""StepNet's adaptor: the step size from two neighbouring states of the trajectory.
+
+Huang, Liang, Qin, Zhong, Lin: Understanding Self-attention Mechanism via Dynamical System
+Perspective, ICCV 2023, https://arxiv.org/abs/2308.09939, section 5.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .base import StepSize, spatial_mean
+
+INPUTS = ('pair', 'current', 'next', 'difference')
+
+
+class StepNetAdaptor(StepSize):
+    r"""Step size :math:`dt = \sigma(\mathrm{IE}(\mathrm{BN}(w_0\,\bar x_t + w_1\,\bar x_{t+1})))`
+    (equation 12).
+
+    :math:`\bar x_t` is the spatial mean of the state and :math:`\bar x_{t+1}` that of the coarse
+    next state ``x_t + f``. Every channel mixes its own two means only (a 1x1 convolution with one
+    group a channel, no bias); IE is ``scale * u + shift`` per channel, 0 and -1 at the start, so
+    that every step begins at ``sigmoid(-1) = 0.269``. 6 parameters a channel with
+    ``inputs='pair'``.
+
+    The mean is linear, ``mean(x + f) = mean(x) + mean(f)``: the coarse state is never materialised.
+
+    With one sample in training batch statistics don't exist; the running ones are used and left as
+    they are.
+
+    Args:
+        in_channels: Channels C of the state.
+        inputs: What the adaptor sees: ``'pair'`` (x_t and x_{t+1}, the paper's), ``'current'``
+            (x_t), ``'next'`` (x_{t+1}) or ``'difference'`` (x_{t+1} - x_t, that is f): the rows of
+            table 4.
+        eps: Added to the variance of the batch norm.
+        momentum: Of the running statistics of the batch norm.
+
+    Shape:
+        - identity ``x_t`` and residual ``f``: (N, C, H, W)
+        - returns: ``dt`` in (0, 1), (N, C, 1, 1), of the residual's dtype.
+
+    Raises:
+        ValueError: Unknown ``inputs``, or ``in_channels`` below 1.
+        TypeError: Called with one tensor, as a plugin layer is: it needs the shortcut's state too.
+
+    Example:
+        >>> import torch
+        >>> from mmstepnet.models.step_sizes import StepNetAdaptor
+        >>> adaptor = StepNetAdaptor(64)
+        >>> x, f = torch.randn(2, 2, 64, 8, 8)
+        >>> adaptor(x, f).shape
+        torch.Size([2, 64, 1, 1])
+    """
+
+    def __init__(
+        self, in_channels: int, inputs: str = 'pair', eps: float = 1e-5, momentum: float = 0.1
+    ):
+        super().__init__(in_channels)
+        if inputs not in INPUTS:
+            raise ValueError(f'inputs must be one of {", ".join(INPUTS)}, got {inputs!r}')
+        self.inputs = inputs
+        self.weight = nn.Parameter(torch.empty(in_channels, 2 if inputs == 'pair' else 1))
+        self.norm = nn.BatchNorm1d(in_channels, eps=eps, momentum=momentum)
+        self.scale = nn.Parameter(torch.empty(in_channels))
+        self.shift = nn.Parameter(torch.empty(in_channels))
+        self.deployed = False
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # Uniform in +-1/sqrt(fan_in), torch's own choice for a convolution.
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        self.norm.reset_parameters()
+        nn.init.zeros_(self.scale)
+        nn.init.constant_(self.shift, -1.0)
+
+    def forward(self, identity: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is None:
+            raise TypeError(
+                'StepNetAdaptor needs state and residual, but a plugin layer gets one tensor: '
+                "use mmstepnet.StepResNet with position='residual_step'"
+            )
+        pooled = self._pool(identity, residual)
+        if self.deployed:
+            logit = torch.addcmul(self.bias, pooled[0], self.weight[:, 0])
+            for mean, weight in zip(pooled[1:], self.weight.T[1:], strict=True):
+                logit = torch.addcmul(logit, mean, weight)
+        else:
+            mixed = sum(mean * self.weight[:, i] for i, mean in enumerate(pooled))
+            logit = torch.addcmul(self.shift, self._normalise(mixed), self.scale)
+        return logit.sigmoid().to(residual.dtype)[:, :, None, None]
+
+    def _pool(self, identity: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        """The (N, C) means that ``inputs`` asks for."""
+        if self.inputs == 'current':
+            return (spatial_mean(identity),)
+        if self.inputs == 'difference':
+            return (spatial_mean(residual),)
+        current = spatial_mean(identity)
+        coarse_next = current + spatial_mean(residual)
+        return (coarse_next,) if self.inputs == 'next' else (current, coarse_next)
+
+    def _normalise(self, mixed: Tensor) -> Tensor:
+        norm = self.norm
+        # SyncBN takes its statistics over all ranks, one sample each is enough there.
+        alone = len(mixed) == 1 and not isinstance(norm, nn.SyncBatchNorm)
+        if norm.training and alone:
+            return F.batch_norm(
+                mixed, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+            )
+        return norm(mixed)
+
+    @torch.no_grad()
+    def switch_to_deploy(self) -> None:
+        """Fold convolution, BN and IE to ``sigmoid(a * mean(x) + b * mean(x + f) + c)``, in place.
+
+        A second call changes nothing.
+
+        Raises:
+            RuntimeError: In training mode, where the batch statistics are not fixed yet.
+        """
+        if self.deployed:
+            return
+        if self.training or self.norm.training:
+            raise RuntimeError('switch_to_deploy() needs evaluation mode: call eval() first')
+        norm = self.norm
+        gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        weight = (self.scale * gain)[:, None] * self.weight
+        bias = self.scale * (norm.bias - norm.running_mean * gain) + self.shift
+        del self.weight, self.norm, self.scale, self.shift
+        self.register_buffer('weight', weight)
+        self.register_buffer('bias', bias)
+        self.deployed = True
+
+    def extra_repr(self) -> str:
+        return f'{self.in_channels}, inputs={self.inputs!r}, deployed={self.deployed}'
