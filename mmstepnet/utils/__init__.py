@@ -1,0 +1,1 @@
+"""Helpers of the package that belong to no other part."""

@@ -1,0 +1,72 @@
+"""Which versions of torch and of the OpenMMLab packages this package runs with."""
+
+import importlib.util
+import runpy
+import sys
+import warnings
+from pathlib import Path
+
+from mmengine.utils import digit_version
+
+# Module: the lowest version that works, the first one that has not been tried, what pip installs.
+# The ranges hold for the forks too, which keep the modules' names and version lines.
+SUPPORTED = {
+    'torch': ('2.6', '2.14', 'torch==2.11.0'),
+    'mmengine': ('0.10.7', '0.11', 'mmengine==0.10.7'),
+    'mmcv': ('2.1.0', '2.4', '--no-build-isolation mmcv==2.1.0'),
+    'mmdet': ('3.3.0', '3.6', 'mmdet==3.3.0'),
+    'mmpretrain': ('1.2.0', '1.4', 'mmpretrain==1.2.0'),
+}
+
+
+def installed_version(module):
+    """Version of a module, without importing it.
+
+    The ``version.py`` that every OpenMMLab package carries is run on its own. Asking for the
+    distribution's version instead would need the distribution's name, which the forks change.
+
+    Args:
+        module (str): Name of a top-level module.
+
+    Returns:
+        str | None: Its ``__version__``; None where the module is not installed or has no
+            ``version.py``.
+    """
+    if module in sys.modules:
+        return getattr(sys.modules[module], '__version__', None)
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return None
+    version_file = Path(spec.origin).with_name('version.py')
+    if not version_file.is_file():
+        return None
+    return runpy.run_path(str(version_file)).get('__version__')
+
+
+def check_versions(supported=None):
+    """Refuses modules that are too old and warns of those that are newer than any tried.
+
+    A module that is not installed is passed over: classification needs no mmdet, and the stiffness
+    functions need nothing but torch.
+
+    Args:
+        supported (dict | None): (floor, ceiling, pip arguments) of each module; the package's own
+            table by default.
+
+    Raises:
+        ImportError: A module is below its floor. The message holds the pip command that mends it.
+    """
+    for module, (floor, ceiling, pip_arguments) in (supported or SUPPORTED).items():
+        version = installed_version(module)
+        if version is None:
+            continue
+        if digit_version(version) < digit_version(floor):
+            raise ImportError(
+                f'mmstepnet needs {module} >= {floor}, found {version}. '
+                f'Install it by: pip install {pip_arguments}'
+            )
+        if digit_version(version) >= digit_version(ceiling):
+            warnings.warn(
+                f'mmstepnet has not been tried with {module} {version}, only with versions below '
+                f'{ceiling}. If something fails: pip install {pip_arguments}'
+            )
