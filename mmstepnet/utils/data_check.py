@@ -1,0 +1,137 @@
+"""Look at the data that a config names before any model is built."""
+
+import inspect
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+from mmengine.config import Config
+from mmengine.logging import print_log
+from mmengine.registry import DATASETS
+
+from mmstepnet.datasets.check_coco import check_coco
+
+# What to do about a missing folder, by the folder's name.
+HOW_TO_GET = {
+    'coco': (
+        'download train2017.zip, val2017.zip and annotations_trainval2017.zip from '
+        'https://cocodataset.org/#download and unpack them there, so that it holds train2017/, '
+        'val2017/ and annotations/'
+    ),
+    'imagenet': (
+        'download the ILSVRC2012 classification pictures from https://image-net.org/download '
+        'and unpack them there, so that it holds train/CLASS/*.JPEG and val/CLASS/*.JPEG'
+    ),
+    'digits_coco': 'make it with: python tools/dataset_converters/digits2coco.py',
+    'bccd': (
+        'clone https://github.com/Shenggan/BCCD_Dataset, move its BCCD folder there and run: '
+        'python tools/dataset_converters/voc2coco.py data/bccd'
+    ),
+}
+_SHOWN_WARNINGS = 10
+
+
+def check_dataset_cfg(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> None:
+    """Check the data sets of a config's data loaders, without building them.
+
+    For every data set the folders and annotation files must be there. Training and validation sets
+    in COCO format are read and checked whole (:func:`mmstepnet.datasets.check_coco`), pictures by
+    existence only; boxes that MMDetection is going to leave out are named in the log. With several
+    processes on a machine, the first one does that.
+
+    Data sets that download themselves, and those behind a ``backend_args`` storage, are left to
+    their own classes.
+
+    Args:
+        cfg: The whole config, as read by ``Config.fromfile``.
+        splits: Which of ``train``, ``val`` and ``test`` are going to be used.
+
+    Raises:
+        FileNotFoundError: A folder or file isn't there; says where to get the data.
+        ValueError: An annotation file is broken, or holds what can't be trained on.
+    """
+    seen = []
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader')
+        for dataset in _leaves(loader.get('dataset') if loader else None):
+            if dataset in seen:
+                continue
+            seen.append(dataset)
+            _check_dataset(dataset, cfg.get('default_scope'), content=split != 'test')
+
+
+def _leaves(dataset) -> Iterator[dict]:
+    """The data sets inside any nesting of RepeatDataset, ConcatDataset and the like."""
+    if isinstance(dataset, list | tuple):
+        for part in dataset:
+            yield from _leaves(part)
+    elif isinstance(dataset, dict):
+        if 'dataset' in dataset or 'datasets' in dataset:
+            yield from _leaves(dataset.get('dataset'))
+            yield from _leaves(dataset.get('datasets'))
+        else:
+            yield dataset
+
+
+def _check_dataset(dataset: dict, scope: str | None, content: bool) -> None:
+    if dataset.get('backend_args') is not None:
+        return
+    cls = _dataset_class(dataset['type'], scope)
+    parameters = inspect.signature(cls).parameters
+    if 'download' in parameters and dataset.get('download', parameters['download'].default):
+        return
+
+    root = dataset.get('data_root') or ''
+    prefix = dataset.get('data_prefix') or {}
+    prefix = prefix if isinstance(prefix, dict) else {'img': prefix}
+    ann_file = _join(root, dataset.get('ann_file'))
+    folders = [_join(root, value) for value in prefix.values() if isinstance(value, str)]
+    for path in filter(None, (root, ann_file, *folders)):
+        if not os.path.exists(path):
+            raise FileNotFoundError(_missing(path, root))
+
+    is_coco = any(base.__name__ == 'CocoDataset' for base in cls.__mro__)
+    local_rank = os.environ.get('LOCAL_RANK') or os.environ.get('SLURM_LOCALID') or '0'
+    if is_coco and content and local_rank == '0':
+        classes = (dataset.get('metainfo') or {}).get('classes') or cls.METAINFO.get('classes')
+        _check_content(ann_file, _join(root, prefix.get('img')) or root, classes)
+
+
+def _dataset_class(name, scope: str | None) -> type:
+    if not isinstance(name, str):
+        return name
+    with DATASETS.switch_scope_and_registry(
+        name.split('.')[0] if '.' in name else scope
+    ) as registry:
+        cls = registry.get(name)
+    if cls is None:
+        raise ValueError(f'data set type {name!r} is not registered')
+    return cls
+
+
+def _join(root: str, path: str | None) -> str:
+    return os.path.join(root, path) if path else ''
+
+
+def _missing(path: str, root: str) -> str:
+    folder = os.path.basename(os.path.normpath(root or path))
+    advice = HOW_TO_GET.get(folder, 'put the data there or change data_root in the config')
+    where = f'{path} (of the data set {root})' if root and path != root else path
+    return f'{where} is missing: {advice}'
+
+
+def _check_content(ann_file: str, img_prefix: str, classes: Sequence[str] | None) -> None:
+    problems = check_coco(ann_file, img_prefix, classes)
+    command = f'python tools/dataset_converters/check_coco.py {ann_file} {img_prefix}'
+    fatal = [problem.message for problem in problems if problem.fatal]
+    if fatal:
+        more = f' ({len(fatal) - 1} more errors, list them with: {command})'
+        raise ValueError(fatal[0] + (more if len(fatal) > 1 else ''))
+    for problem in problems[:_SHOWN_WARNINGS]:
+        print_log(problem.message, logger='current', level=logging.WARNING)
+    if len(problems) > _SHOWN_WARNINGS:
+        print_log(
+            f'{ann_file}: {len(problems)} such warnings in all, list them with: {command}',
+            logger='current',
+            level=logging.WARNING,
+        )
