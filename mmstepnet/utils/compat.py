@@ -1,17 +1,19 @@
-"""Which versions of torch and of the OpenMMLab packages this package runs with."""
+"""Which versions of torch and of the OpenMMLab packages this package runs with.
+
+Standard library alone: ``tools/install.py`` reads this file before anything is installed.
+"""
 
 import importlib.util
+import re
 import runpy
 import sys
 import warnings
 from pathlib import Path
 
-from mmengine.utils import digit_version
-
 # Module: the lowest version that works, the first one that has not been tried, what pip installs.
 # The ranges hold for the forks too, which keep the modules' names and version lines.
 SUPPORTED = {
-    'torch': ('2.6', '2.14', 'torch==2.11.0'),
+    'torch': ('2.6', '2.14', 'torch==2.11.0 torchvision==0.26.0'),
     'mmengine': ('0.10.7', '0.11', 'mmengine==0.10.7'),
     'mmcv': ('2.1.0', '2.4', '--no-build-isolation mmcv==2.1.0'),
     'mmdet': ('3.3.0', '3.6', 'mmdet==3.3.0'),
@@ -19,11 +21,20 @@ SUPPORTED = {
 }
 
 
+def release(version):
+    """The numbers of a version, comparable: ``(2, 11, 0)`` of ``'2.11.0+cu130'``."""
+    numbers = re.match(r'\d+(\.\d+)*', version)
+    if numbers is None:
+        raise ValueError(f'version must begin with a number, got {version!r}')
+    parts = [int(part) for part in numbers[0].split('.')]
+    return tuple(parts + [0] * (3 - len(parts)))
+
+
 def installed_version(module):
     """Version of a module, without importing it.
 
-    The ``version.py`` that every OpenMMLab package carries is run on its own. Asking for the
-    distribution's version instead would need the distribution's name, which the forks change.
+    The ``version.py`` that torch and every OpenMMLab package carry is run on its own. Asking for
+    the distribution's version instead would need the distribution's name, which the forks change.
 
     Args:
         module (str): Name of a top-level module.
@@ -60,12 +71,12 @@ def check_versions(supported=None):
         version = installed_version(module)
         if version is None:
             continue
-        if digit_version(version) < digit_version(floor):
+        if release(version) < release(floor):
             raise ImportError(
                 f'mmstepnet needs {module} >= {floor}, found {version}. '
                 f'Install it by: pip install {pip_arguments}'
             )
-        if digit_version(version) >= digit_version(ceiling):
+        if release(version) >= release(ceiling):
             warnings.warn(
                 f'mmstepnet has not been tried with {module} {version}, only with versions below '
                 f'{ceiling}. If something fails: pip install {pip_arguments}'

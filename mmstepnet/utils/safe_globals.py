@@ -13,24 +13,7 @@ import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
-_DTYPES = (
-    'bool',
-    'i1',
-    'i2',
-    'i4',
-    'i8',
-    'u1',
-    'u2',
-    'u4',
-    'u8',
-    'f2',
-    'f4',
-    'f8',
-    'c8',
-    'c16',
-    'S',
-    'U',
-)
+_DTYPES = 'bool i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16 S U'.split()
 _STATISTICS = ('min', 'max', 'current', 'mean')
 
 
