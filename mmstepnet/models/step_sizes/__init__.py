@@ -3,9 +3,30 @@
 from mmstepnet.registry import MODELS
 
 from .base import StepSize
+from .cbam import CBAM
+from .dia import DIA
+from .eca import ECA
+from .fca import FCA
+from .ie import IE
+from .sem import SEM
+from .sge import SGE
+from .squeeze_excitation import SqueezeExcitation
+from .srm import SRM
 from .stepnet import StepNetAdaptor
 
-for _step_size in (StepNetAdaptor,):
+for _step_size in (CBAM, DIA, ECA, FCA, IE, SEM, SGE, SRM, SqueezeExcitation, StepNetAdaptor):
     MODELS.register_module(module=_step_size)
 
-__all__ = ['StepNetAdaptor', 'StepSize']
+__all__ = [
+    'CBAM',
+    'DIA',
+    'ECA',
+    'FCA',
+    'IE',
+    'SEM',
+    'SGE',
+    'SRM',
+    'SqueezeExcitation',
+    'StepNetAdaptor',
+    'StepSize',
+]

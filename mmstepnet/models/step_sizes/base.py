@@ -32,7 +32,16 @@ class StepSize(nn.Module):
     Shape:
         - identity, residual: (N, C, H, W)
         - returns: ``dt``, broadcastable to ``residual`` and of its dtype.
+
+    Attributes:
+        recurrent: Whether ``forward`` takes a third argument, the memory that the block before it
+            returned (None for the first of a stage), and returns ``(dt, memory)``.
+        map_size_argument: Name of the constructor's argument for the side of the stage's maps at
+            the training resolution, None for none. Backbones fill it in where a config doesn't.
     """
+
+    recurrent = False
+    map_size_argument: str | None = None
 
     def __init__(self, in_channels: int):
         super().__init__()

@@ -1,0 +1,92 @@
+"""Frequency channel attention: squeeze-and-excitation on discrete cosine coefficients.
+
+Qin, Zhang, Wu, Li: FcaNet: Frequency Channel Attention Networks, ICCV 2021,
+https://arxiv.org/abs/2012.11879.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import StepSize
+from .squeeze_excitation import channel_mlp
+
+# "Top16" of the paper: vertical and horizontal frequency of the 16 best single coefficients, on a
+# 7x7 grid.
+_GRID = 7
+_VERTICAL = (0, 0, 6, 0, 0, 1, 1, 4, 5, 1, 3, 0, 0, 0, 3, 2)
+_HORIZONTAL = (0, 1, 0, 5, 2, 0, 2, 0, 0, 6, 0, 4, 6, 3, 5, 2)
+
+
+def cosine_basis(size: int) -> Tensor:
+    r"""Basis pictures of the 16 frequencies, orthonormal DCT-II, (16, size, size) float32.
+
+    :math:`B_{u,v}(i, j) = c_u c_v \cos(\pi u (i + 1/2) / size) \cos(\pi v (j + 1/2) / size)` with
+    :math:`c_0 = \sqrt{1/size}` and :math:`c_k = \sqrt{2/size}` otherwise. Frequencies that the
+    paper states on its 7x7 grid are multiplied by ``size // 7``.
+
+    Raises:
+        ValueError: ``size`` is below 7, where the highest of the frequencies does not exist.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < _GRID:
+        raise ValueError(f'dct_size must be an int of at least {_GRID}, got {size!r}')
+    position = torch.arange(size, dtype=torch.float64) + 0.5
+    frequency = torch.arange(size, dtype=torch.float64)[:, None]
+    cosine = torch.cos(math.pi / size * frequency * position) * math.sqrt(2 / size)
+    cosine[0] = math.sqrt(1 / size)
+    scale = size // _GRID
+    vertical = cosine[[u * scale for u in _VERTICAL]]
+    horizontal = cosine[[v * scale for v in _HORIZONTAL]]
+    return (vertical[:, :, None] * horizontal[:, None, :]).float()
+
+
+class FCA(StepSize):
+    r"""Step size :math:`dt = \sigma(W_2\,\mathrm{relu}(W_1 \mathrm{Freq}))`.
+
+    The channels form 16 groups, and each group is pooled by its own two-dimensional DCT
+    coefficient, the lowest of them being (a multiple of) the mean. A map of another size is
+    average-pooled to ``dct_size`` x ``dct_size`` first, so that every input size works.
+
+    Args:
+        in_channels: Channels C of the residual, a multiple of 16.
+        dct_size: Side of the map that the coefficients are taken on, at least 7. The backbones of
+            this package give the stage's map at the training resolution where nothing is given.
+        reduction: r, the layers meet in ``C // r`` channels.
+        bias: Whether the two layers have biases.
+
+    Shape:
+        - identity (ignored) and residual: (N, C, H, W)
+        - returns: ``dt`` in (0, 1), (N, C, 1, 1)
+
+    Raises:
+        ValueError: 16 does not divide ``in_channels``, ``dct_size`` is below 7, ``reduction``
+            leaves no channel.
+    """
+
+    map_size_argument = 'dct_size'
+
+    def __init__(
+        self, in_channels: int, dct_size: int = _GRID, reduction: int = 16, bias: bool = True
+    ):
+        super().__init__(in_channels)
+        if in_channels % len(_VERTICAL):
+            raise ValueError(
+                f'in_channels must be a multiple of {len(_VERTICAL)}, one group a frequency, '
+                f'got {in_channels}'
+            )
+        self.dct_size = dct_size
+        # A constant of the architecture: not in checkpoints, which then fit any resolution.
+        self.register_buffer('basis', cosine_basis(dct_size), persistent=False)
+        self.mlp = channel_mlp(in_channels, reduction, bias)
+
+    def gate(self, residual: Tensor) -> Tensor:
+        size = (self.dct_size, self.dct_size)
+        x = residual if residual.shape[2:] == size else F.adaptive_avg_pool2d(residual, size)
+        x = x.unflatten(1, (len(self.basis), -1))
+        frequency = torch.einsum('ngchw,ghw->ngc', x, self.basis.to(x.dtype)).flatten(1)
+        return self.mlp(frequency).sigmoid().to(residual.dtype)[:, :, None, None]
+
+    def extra_repr(self) -> str:
+        return f'dct_size={self.dct_size}'
