@@ -1,0 +1,22 @@
+from .figures import figure_to_image, save_figure
+from .stiffness_figures import (
+    delta_figure,
+    nsi_figure,
+    nsi_step_size_figure,
+    proportion_figure,
+    save_stiffness_figures,
+    step_size_figure,
+    stiffness_figures,
+)
+
+__all__ = [
+    'delta_figure',
+    'figure_to_image',
+    'nsi_figure',
+    'nsi_step_size_figure',
+    'proportion_figure',
+    'save_figure',
+    'save_stiffness_figures',
+    'step_size_figure',
+    'stiffness_figures',
+]
