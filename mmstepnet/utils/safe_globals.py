@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
-_DTYPES = 'bool i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16 S U'.split()
+# numpy's type codes: bool, integers, floats, complex numbers, bytes and strings.
+_DTYPES = '?bhilqBHILQefdFDSU'
 _STATISTICS = ('min', 'max', 'current', 'mean')
 
 
@@ -47,7 +48,7 @@ def allow_mmengine_checkpoints():
     reconstruct = np.empty(0).__reduce__()[0]
     scalar = np.float64(0).__reduce__()[0]
     allowed = [HistoryBuffer, np.ndarray, np.dtype, codecs.encode]
-    allowed += [type(np.dtype(name)) for name in _DTYPES]
+    allowed += [type(np.dtype(code)) for code in _DTYPES]
     # numpy 2 moved these functions; a file names them as the numpy that wrote it did.
     for module in ('numpy._core.multiarray', 'numpy.core.multiarray'):
         allowed += [(reconstruct, f'{module}._reconstruct'), (scalar, f'{module}.scalar')]
