@@ -5,10 +5,10 @@ Perspective, ICCV 2023, https://arxiv.org/abs/2308.09939, section 5.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base import StepSize, spatial_mean
+from .pooled_norm import PooledBatchNorm
 
 INPUTS = ('pair', 'current', 'next', 'difference')
 
@@ -33,6 +33,7 @@ class StepNetAdaptor(StepSize):
         inputs: What the adaptor sees: ``'pair'`` (x_t and x_{t+1}, the paper's), ``'current'``
             (x_t), ``'next'`` (x_{t+1}) or ``'difference'`` (x_{t+1} - x_t, that is f): the rows of
             table 4.
+        sync: In distributed training take the batch norm's statistics over all ranks.
         eps: Added to the variance of the batch norm.
         momentum: Of the running statistics of the batch norm.
 
@@ -54,14 +55,19 @@ class StepNetAdaptor(StepSize):
     """
 
     def __init__(
-        self, in_channels: int, inputs: str = 'pair', eps: float = 1e-5, momentum: float = 0.1
+        self,
+        in_channels: int,
+        inputs: str = 'pair',
+        sync: bool = True,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
     ):
         super().__init__(in_channels)
         if inputs not in INPUTS:
             raise ValueError(f'inputs must be one of {", ".join(INPUTS)}, got {inputs!r}')
         self.inputs = inputs
         self.weight = nn.Parameter(torch.empty(in_channels, 2 if inputs == 'pair' else 1))
-        self.norm = nn.BatchNorm1d(in_channels, eps=eps, momentum=momentum)
+        self.norm = PooledBatchNorm(in_channels, sync=sync, eps=eps, momentum=momentum)
         self.scale = nn.Parameter(torch.empty(in_channels))
         self.shift = nn.Parameter(torch.empty(in_channels))
         self.deployed = False
@@ -88,7 +94,7 @@ class StepNetAdaptor(StepSize):
                 logit = torch.addcmul(logit, mean, weight)
         else:
             mixed = sum(mean * self.weight[:, i] for i, mean in enumerate(pooled))
-            logit = torch.addcmul(self.shift, self._normalise(mixed), self.scale)
+            logit = torch.addcmul(self.shift, self.norm(mixed), self.scale)
         return logit.sigmoid().to(residual.dtype)[:, :, None, None]
 
     def _pool(self, identity: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
@@ -100,16 +106,6 @@ class StepNetAdaptor(StepSize):
         current = spatial_mean(identity)
         coarse_next = current + spatial_mean(residual)
         return (coarse_next,) if self.inputs == 'next' else (current, coarse_next)
-
-    def _normalise(self, mixed: Tensor) -> Tensor:
-        norm = self.norm
-        # SyncBN takes its statistics over all ranks, one sample each is enough there.
-        alone = len(mixed) == 1 and not isinstance(norm, nn.SyncBatchNorm)
-        if norm.training and alone:
-            return F.batch_norm(
-                mixed, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
-            )
-        return norm(mixed)
 
     @torch.no_grad()
     def switch_to_deploy(self) -> None:

@@ -1,0 +1,20 @@
+_base_ = [
+    'mmpretrain::_base_/models/resnet50.py',
+    'mmpretrain::_base_/datasets/imagenet_bs32.py',
+    'mmpretrain::_base_/default_runtime.py',
+]
+custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
+
+model = dict(backbone=dict(type='mmstepnet.StepResNet', norm_eval=False, zero_init_residual=False))
+
+# Appendix F of the paper: batch 256 (8 GPUs x 32), 120 epochs, the rate a tenth at 30, 60 and 90.
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4))
+param_scheduler = dict(type='MultiStepLR', by_epoch=True, milestones=[30, 60, 90], gamma=0.1)
+train_cfg = dict(by_epoch=True, max_epochs=120, val_interval=1)
+val_cfg = dict()
+test_cfg = dict()
+auto_scale_lr = dict(base_batch_size=256)
+
+# Batch norms keep their own running statistics on each GPU; they are averaged before validation.
+custom_hooks = [dict(type='SyncBuffersHook')]
+default_hooks = dict(checkpoint=dict(save_best='accuracy/top1'))

@@ -1,0 +1,14 @@
+_base_ = './resnet50_org_120e_imagenet.py'
+
+model = dict(
+    backbone=dict(
+        plugins=[
+            dict(
+                cfg=dict(type='mmstepnet.StepNetAdaptor'),
+                stages=(True, True, True, True),
+                blocks='all',
+                position='residual_step',
+            )
+        ],
+    )
+)
