@@ -7,6 +7,7 @@ questions.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+from .checks import check_nsi, to_float64
+from .total_stiffness import stiffness_degree, stiffness_proportion, total_neural_stiffness
 
 FORMAT = 'mmstepnet.stiffness/1'
 STEPS = ('attention', 'unit')
@@ -52,29 +56,23 @@ def build_report(nsi, stages, names, step, dt=None, *, m1=None, m2=None, **info)
         dict: The report, as documented in ``docs/report_format.md``.
 
     Raises:
+        TypeError: If ``stages`` aren't integers.
         ValueError: If shapes disagree, ``nsi`` or ``dt`` is empty or not finite, ``step`` is
             unknown, or ``info`` holds a key that the report computes itself.
     """
-    # At call time, since the package's __init__ imports this module too.
-    from mmstepnet.stiffness import stiffness_degree, stiffness_proportion, total_neural_stiffness
-
     if step not in STEPS:
         raise ValueError(f'step must be one of {STEPS}, got {step!r}')
     if clash := sorted(set(info) & set(_COMPUTED)):
         raise ValueError(f'info must not hold what the report computes itself, got {clash}')
     names = [str(name) for name in names]
-    stages = torch.as_tensor(stages)
-    nsi = _checked_samples('nsi', nsi, len(names))
-    if stages.shape != (len(names),) or stages.is_floating_point():
+    nsi, stages, _ = check_nsi(torch.as_tensor(nsi).detach().cpu(), stages, nan_policy='raise')
+    shape = tuple(nsi.shape)
+    if len(names) != shape[1]:
         raise ValueError(
-            f'stages must be {len(names)} integers, one a name, got {stages.dtype} of shape '
-            f'{tuple(stages.shape)}'
+            f'names must be one for each of the {shape[1]} blocks of nsi, got {len(names)}'
         )
-    stages = stages.to('cpu', torch.int64)
     if dt is not None:
-        dt = _checked_samples('dt', dt, len(names))
-        if len(dt) != len(nsi):
-            raise ValueError(f'dt must have as many samples as nsi, got {len(dt)} and {len(nsi)}')
+        dt = _checked_samples('dt', dt, shape)
 
     default_m1, default_m2 = _threshold_axes(nsi, stages)
     m1 = default_m1 if m1 is None else torch.as_tensor(m1, dtype=torch.float64)
@@ -82,7 +80,7 @@ def build_report(nsi, stages, names, step, dt=None, *, m1=None, m2=None, **info)
     tns = total_neural_stiffness(nsi, stages)
     report = {
         'format': FORMAT,
-        'created': datetime.now(timezone.utc).isoformat(timespec='microseconds'),
+        'created': datetime.now(timezone.utc).isoformat(timespec='milliseconds'),
         **{key: None if info.get(key) is None else str(info[key]) for key in _DESCRIPTIVE},
         'step': step,
         'num_samples': len(nsi),
@@ -140,13 +138,7 @@ def write_report(path, report, nsi=None, dt=None):
     if nsi is not None:
         arrays = {'nsi': nsi} if dt is None else {'nsi': nsi, 'dt': dt}
         shape = (report['num_samples'], len(report['names']))
-        for key, value in arrays.items():
-            arrays[key] = _checked_samples(key, value, shape[1]).numpy()
-            if arrays[key].shape != shape:
-                raise ValueError(
-                    f'{key} must be of the shape {shape} that the report describes, got '
-                    f'{arrays[key].shape}'
-                )
+        arrays = {k: _checked_samples(k, v, shape).numpy() for k, v in arrays.items()}
         samples = path.with_suffix('.npz')
         digest = _replace_file(
             samples,
@@ -303,7 +295,7 @@ def check_report(report, source='report'):
             lambda v: (
                 isinstance(v, list)
                 and len(v) == len(m1)
-                and all(_is_vector(row, len(m2)) and 0 <= min(row) and max(row) <= 1 for row in v)
+                and all(_is_vector(row, len(m2)) and min(row) >= 0 and max(row) <= 1 for row in v)
             ),
         )
 
@@ -353,7 +345,7 @@ def _is_axis(value):
         isinstance(value, list)
         and _is_vector(value, max(len(value), 1))
         and value[0] >= 0
-        and all(left < right for left, right in zip(value, value[1:], strict=False))
+        and all(left < right for left, right in itertools.pairwise(value))
     )
 
 
@@ -372,18 +364,17 @@ def _is_sha256(value):
     return isinstance(value, str) and len(value) == 64 and set(value) <= set('0123456789abcdef')
 
 
-def _checked_samples(key, value, num_blocks):
-    value = torch.as_tensor(value).detach().to('cpu', torch.float64)
-    if value.ndim != 2 or value.shape[1] != num_blocks or not value.numel():
+def _checked_samples(key, value, shape):
+    value = to_float64(key, value, dims=(2,)).detach().cpu()
+    if tuple(value.shape) != shape:
         raise ValueError(
-            f'{key} must be of shape (N, {num_blocks}), N >= 1 samples by one column a block, got '
-            f'{tuple(value.shape)}'
+            f'{key} must have the shape {shape} of the measurement, got {tuple(value.shape)}'
         )
     if not value.isfinite().all():
         sample, block = (~value.isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f'{key} must be finite, got {value[sample, block].item()} at sample {sample}, block '
-            f'{block}; leave such samples out (and count them in num_omitted)'
+            f'{key} of sample {sample}, block {block} is {value[sample, block].item()}; leave such '
+            'samples out and count them in num_omitted'
         )
     return value.contiguous()
 

@@ -1,9 +1,12 @@
 """Figures of one stiffness report, after those of StepNet (https://arxiv.org/abs/2308.09939)."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from mmstepnet.stiffness.correlation import step_size_correlation
 
 from .figures import COLORS, GREY, literal, new_figure, save_figure, styled
 
@@ -249,10 +252,8 @@ def nsi_step_size_figure(report, nsi, dt, blocks=None):
     Raises:
         ValueError: If ``blocks`` names one that the report doesn't have, or more than three.
     """
-    from mmstepnet.stiffness import step_size_correlation
-
     names = report['names']
-    correlation = _correlations(nsi, dt)
+    correlation = step_size_correlation(nsi, dt, nan_policy='omit').pearson.statistic.numpy()
     nsi, dt = _as_array(nsi), _as_array(dt)
     known = np.flatnonzero(np.isfinite(correlation))
     if blocks is None:
@@ -302,12 +303,6 @@ def nsi_step_size_figure(report, nsi, dt, blocks=None):
     return figure
 
 
-def _correlations(nsi, dt):
-    from mmstepnet.stiffness import step_size_correlation
-
-    return _as_array(step_size_correlation(nsi, dt))
-
-
 def _block_indices(blocks, names):
     unknown = [block for block in blocks if block not in names]
     if unknown or not 1 <= len(blocks) <= 3:
@@ -338,7 +333,7 @@ def _mark_stages(axes, stages):
 def _stage_runs(stages):
     """Return (first, last + 1) of every run of blocks with the same stage."""
     cuts = [0, *(i for i in range(1, len(stages)) if stages[i] != stages[i - 1]), len(stages)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise(cuts))
 
 
 def _add_title(figure, report):
