@@ -67,8 +67,15 @@ class ResidualBackbone(BaseModule):
         }
 
     def fresh_steps(self) -> dict[str, ResidualStep]:
-        """The residual steps whose step size has its weights from no checkpoint, by module name."""
-        return {name: s for name, s in self.steps().items() if name not in self._loaded_steps}
+        """The residual steps whose step size has its weights from no checkpoint, by module name.
+
+        A recurrent step size that uses an earlier block's cell has no weights of its own.
+        """
+        return {
+            name: step
+            for name, step in self.steps().items()
+            if name not in self._loaded_steps and any(True for _ in step.step_size.parameters())
+        }
 
     def _frozen_modules(self) -> list[nn.Module]:
         """Everything that ``frozen_stages`` covers."""

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 from mmcv.cnn import build_conv_layer, build_norm_layer, build_plugin_layer
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, Sequential
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -35,8 +35,19 @@ class ResidualBlock(BaseModule):
         self.downsample = downsample
         self.with_cp = with_cp
 
-    def _finish(self, channels: dict[str, int], plugins: BlockPlugins | None) -> None:
-        """Build what the plugins ask for; ``channels`` maps each position to its width."""
+    def _finish(
+        self,
+        channels: dict[str, int],
+        plugins: BlockPlugins | None,
+        activation: nn.Module | None,
+    ) -> None:
+        """Build what the plugins ask for, and the step.
+
+        Args:
+            channels: The width of each position.
+            plugins: What this block gets.
+            activation: What follows the sum.
+        """
         plugins = plugins or BlockPlugins()
         self.plugin_names: dict[str, list[str]] = {}
         for position, configs in plugins.layers.items():
@@ -56,8 +67,12 @@ class ResidualBlock(BaseModule):
                 names.append(name)
         step_size = None
         if plugins.step_size is not None:
-            step_size = MODELS.build(dict(plugins.step_size, in_channels=channels[STEP_POSITION]))
-        self.step = ResidualStep(step_size, self.relu)
+            cfg = dict(plugins.step_size, in_channels=channels[STEP_POSITION])
+            kind = MODELS.get(cfg['type']) if isinstance(cfg['type'], str) else cfg['type']
+            if getattr(kind, 'takes_map_size', False):
+                cfg.setdefault('map_size', plugins.map_size)
+            step_size = MODELS.build(cfg)
+        self.step = ResidualStep(step_size, activation)
 
     def _apply_plugins(self, x: Tensor, position: str) -> Tensor:
         for name in self.plugin_names.get(position, ()):
@@ -73,16 +88,43 @@ class ResidualBlock(BaseModule):
         """The residual branch f, (N, C_in, H, W) -> (N, C, H', W')."""
         raise NotImplementedError
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         residual = self.residual(x)
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(identity, residual)
+        return self.step(identity, residual, memory)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The next state; with a recurrent step size, that and the memory for the next block."""
         if self.with_cp and torch.is_grad_enabled():
             contexts = (nullcontext(), _Recomputation(self))
-            return checkpoint(self._forward, x, use_reentrant=False, context_fn=lambda: contexts)
-        return self._forward(x)
+            return checkpoint(
+                self._forward, x, memory, use_reentrant=False, context_fn=lambda: contexts
+            )
+        return self._forward(x, memory)
+
+
+class Stage(Sequential):
+    """The blocks of one stage in order.
+
+    Recurrent step sizes share what the first of them owns and hand their memory from block to
+    block. The memory lives in this forward pass alone, so passes that run one after the other or
+    are recomputed don't touch each other.
+    """
+
+    def __init__(self, *blocks: ResidualBlock):
+        super().__init__(*blocks)
+        owner, *others = [b.step.step_size for b in blocks if b.step.recurrent] or [None]
+        for step_size in others:
+            step_size.share(owner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = None
+        for block in self:
+            if block.step.recurrent:
+                x, memory = block(x, memory)
+            else:
+                x = block(x)
+        return x
 
 
 class _Recomputation:
@@ -138,7 +180,7 @@ class BasicBlock(ResidualBlock):
         self.add_module(self.norm1_name, norm1)
         self.conv2 = build_conv_layer(conv_cfg, planes, planes, 3, padding=1, bias=False)
         self.add_module(self.norm2_name, norm2)
-        self._finish(dict.fromkeys(self.positions, planes), plugins)
+        self._finish(dict.fromkeys(self.positions, planes), plugins, self.relu)
 
     @property
     def norm1(self) -> nn.Module:
@@ -206,7 +248,8 @@ class Bottleneck(ResidualBlock):
         self.conv3 = build_conv_layer(conv_cfg, planes, out_channels, 1, bias=False)
         self.add_module(self.norm3_name, norm3)
         wide = ('after_conv3', STEP_POSITION)
-        self._finish({p: out_channels if p in wide else planes for p in self.positions}, plugins)
+        channels = {p: out_channels if p in wide else planes for p in self.positions}
+        self._finish(channels, plugins, self.relu)
 
     @property
     def norm1(self) -> nn.Module:

@@ -9,8 +9,12 @@ _KEYS = ('cfg', 'stages', 'blocks', 'position')
 
 @dataclass
 class BlockPlugins:
-    """What one block gets: at most one step size, and plugin layers by position."""
+    """What one block gets: at most one step size, and plugin layers by position.
 
+    ``map_size`` is the side of the block's output at the training resolution.
+    """
+
+    map_size: int | None = None
     step_size: dict | None = None
     layers: dict[str, list[dict]] = field(default_factory=dict)
 
@@ -19,6 +23,7 @@ def resolve_plugins(
     plugins: Sequence[dict] | None,
     identity_blocks: Sequence[Sequence[bool]],
     positions: Sequence[str],
+    map_sizes: Sequence[int],
 ) -> list[list[BlockPlugins]]:
     """Spread a list of plugins over the blocks of a network.
 
@@ -29,6 +34,7 @@ def resolve_plugins(
             lists of bools, one list a stage, one bool a block.
         identity_blocks: For every stage, which of its blocks have an identity shortcut.
         positions: The positions that this kind of block offers.
+        map_sizes: For every stage, the side of its maps at the training resolution.
 
     Returns:
         For every stage a list with the plugins of each block.
@@ -36,7 +42,10 @@ def resolve_plugins(
     Raises:
         ValueError: Naming the argument, what was given and what is allowed.
     """
-    table = [[BlockPlugins() for _ in stage] for stage in identity_blocks]
+    table = [
+        [BlockPlugins(map_size) for _ in stage]
+        for stage, map_size in zip(identity_blocks, map_sizes, strict=True)
+    ]
     for plugin in plugins or ():
         cfg, position, chosen = _check_plugin(plugin, identity_blocks, positions)
         for stage, row in zip(table, chosen, strict=True):

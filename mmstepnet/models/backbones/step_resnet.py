@@ -5,17 +5,18 @@ https://arxiv.org/abs/1512.03385; Huang et al.: Understanding Self-attention Mec
 System Perspective, ICCV 2023, https://arxiv.org/abs/2308.09939.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 
 from mmcv.cnn import build_conv_layer, build_norm_layer
-from mmengine.model import Sequential
 from torch import Tensor, nn
 
+from mmstepnet.models.layers.iebn import plain_norm_cfg
 from mmstepnet.registry import MODELS
 
 from .base import ResidualBackbone
-from .blocks import BasicBlock, Bottleneck
+from .blocks import BasicBlock, Bottleneck, Stage
 from .plugins import resolve_plugins
 
 ARCHITECTURES = {
@@ -25,6 +26,9 @@ ARCHITECTURES = {
     101: (Bottleneck, (3, 4, 23, 3)),
     152: (Bottleneck, (3, 8, 36, 3)),
 }
+
+# What backbones are trained on before detection; it sets the map sizes of step sizes that ask.
+_IMAGENET_SIZE = 224
 
 
 @MODELS.register_module()
@@ -163,6 +167,9 @@ class StepResNet(ResidualBackbone):
                 for i, num_blocks in enumerate(self.stage_blocks)
             ],
             self.block.positions,
+            map_sizes=[
+                _IMAGENET_SIZE // (4 * math.prod(strides[: i + 1])) for i in range(num_stages)
+            ],
         )
         self.res_layers = []
         for i, num_blocks in enumerate(self.stage_blocks):
@@ -189,7 +196,7 @@ class StepResNet(ResidualBackbone):
                     )
                 )
             self.res_layers.append(f'layer{i + 1}')
-            self.add_module(self.res_layers[-1], Sequential(*blocks))
+            self.add_module(self.res_layers[-1], Stage(*blocks))
         self.feat_dim = inputs[-1]
         self._freeze_stages()
         self._peek_pretrained()
@@ -231,7 +238,7 @@ class StepResNet(ResidualBackbone):
             stride = 1
         layers += [
             build_conv_layer(self.conv_cfg, in_channels, out_channels, 1, stride, bias=False),
-            build_norm_layer(self.norm_cfg, out_channels)[1],
+            build_norm_layer(plain_norm_cfg(self.norm_cfg), out_channels)[1],
         ]
         return nn.Sequential(*layers)
 

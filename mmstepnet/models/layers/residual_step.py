@@ -19,7 +19,8 @@ class ResidualStep(nn.Module):
     Shape:
         - identity: (N, C, H, W), what the shortcut delivers, the state x_t
         - residual: (N, C, H, W), the residual branch f(x_t)
-        - returns: (N, C, H, W)
+        - memory: for a recurrent step size, what the block before returned; None for the first
+        - returns: (N, C, H, W); with a recurrent step size a tuple of that and the next memory
 
     Attributes:
         recorder: None, or a callable ``recorder(step, identity, residual, dt)`` that is called in
@@ -33,9 +34,21 @@ class ResidualStep(nn.Module):
         self.activation = activation
         self.recorder: Callable | None = None
 
-    def forward(self, identity: Tensor, residual: Tensor) -> Tensor:
-        dt = None if self.step_size is None else self.step_size(identity, residual)
+    @property
+    def recurrent(self) -> bool:
+        """Whether ``forward`` takes and returns a memory, as the step size does."""
+        return getattr(self.step_size, 'recurrent', False)
+
+    def forward(
+        self, identity: Tensor, residual: Tensor, memory: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        dt = None
+        if self.recurrent:
+            dt, memory = self.step_size(identity, residual, memory)
+        elif self.step_size is not None:
+            dt = self.step_size(identity, residual)
         if self.recorder is not None:
             self.recorder(self, identity, residual, dt)
         out = identity + residual if dt is None else torch.addcmul(identity, residual, dt)
-        return out if self.activation is None else self.activation(out)
+        out = out if self.activation is None else self.activation(out)
+        return (out, memory) if self.recurrent else out

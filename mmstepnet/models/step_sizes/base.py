@@ -36,12 +36,12 @@ class StepSize(nn.Module):
     Attributes:
         recurrent: Whether ``forward`` takes a third argument, the memory that the block before it
             returned (None for the first of a stage), and returns ``(dt, memory)``.
-        map_size_argument: Name of the constructor's argument for the side of the stage's maps at
-            the training resolution, None for none. Backbones fill it in where a config doesn't.
+        takes_map_size: Whether the constructor has an argument ``map_size``, the side of the
+            stage's maps at the training resolution. Backbones fill it in.
     """
 
     recurrent = False
-    map_size_argument: str | None = None
+    takes_map_size = False
 
     def __init__(self, in_channels: int):
         super().__init__()

@@ -50,7 +50,7 @@ class DIA(StepSize):
     zeros.
 
     The cell belongs to the first block of the stage that has one; the others refer to it
-    (:meth:`share_cell`), so that parameters, checkpoints and optimizers hold it once.
+    (:meth:`share`), so that parameters, checkpoints and optimizers hold it once.
 
     Args:
         in_channels: Channels C of the residual.
@@ -88,7 +88,7 @@ class DIA(StepSize):
         memory = self.cell(pooled.to(residual.dtype), memory)
         return memory[0].to(residual.dtype)[:, :, None, None], memory
 
-    def share_cell(self, owner: 'DIA') -> None:
+    def share(self, owner: 'DIA') -> None:
         """Use the cell of ``owner`` from now on, as a reference that is not registered here.
 
         Raises:

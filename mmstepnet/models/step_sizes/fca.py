@@ -51,10 +51,12 @@ class FCA(StepSize):
 
     Args:
         in_channels: Channels C of the residual, a multiple of 16.
-        dct_size: Side of the map that the coefficients are taken on, at least 7. The backbones of
-            this package give the stage's map at the training resolution where nothing is given.
+        dct_size: Side of the map that the coefficients are taken on, at least 7; None takes
+            ``map_size``, or 7 where that is smaller.
         reduction: r, the layers meet in ``C // r`` channels.
         bias: Whether the two layers have biases.
+        map_size: Side of the stage's maps at the training resolution, which the backbones of this
+            package fill in.
 
     Shape:
         - identity (ignored) and residual: (N, C, H, W)
@@ -65,10 +67,15 @@ class FCA(StepSize):
             leaves no channel.
     """
 
-    map_size_argument = 'dct_size'
+    takes_map_size = True
 
     def __init__(
-        self, in_channels: int, dct_size: int = _GRID, reduction: int = 16, bias: bool = True
+        self,
+        in_channels: int,
+        dct_size: int | None = None,
+        reduction: int = 16,
+        bias: bool = True,
+        map_size: int = _GRID,
     ):
         super().__init__(in_channels)
         if in_channels % len(_VERTICAL):
@@ -76,6 +83,8 @@ class FCA(StepSize):
                 f'in_channels must be a multiple of {len(_VERTICAL)}, one group a frequency, '
                 f'got {in_channels}'
             )
+        if dct_size is None:
+            dct_size = max(_GRID, map_size)
         self.dct_size = dct_size
         # A constant of the architecture: not in checkpoints, which then fit any resolution.
         self.register_buffer('basis', cosine_basis(dct_size), persistent=False)
