@@ -15,3 +15,6 @@ TRANSFORMS = root.Registry('transform', parent=root.TRANSFORMS, locations=['mmst
 VISUALIZERS = root.Registry(
     'visualizer', parent=root.VISUALIZERS, locations=['mmstepnet.visualization']
 )
+FUNCTIONS = root.Registry(
+    'function', parent=root.FUNCTIONS, locations=['mmstepnet.engine.hooks']
+)

@@ -1,0 +1,1 @@
+"""What runs around a model: hooks of MMEngine's runner."""

@@ -1,0 +1,6 @@
+"""Hooks of MMEngine's runner."""
+
+from .atomic_checkpoint_hook import AtomicCheckpointHook, AtomicLocalBackend
+from .exact_resume_hook import ExactResumeHook, keep_worker_seed
+
+__all__ = ['AtomicCheckpointHook', 'AtomicLocalBackend', 'ExactResumeHook', 'keep_worker_seed']

@@ -1,0 +1,177 @@
+"""Checkpoint files looked at before a run: readable, of the right network, the newest good one."""
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from mmengine.runner import CheckpointLoader, load_state_dict
+
+from .command_line import reason
+
+_NAME = re.compile(r'(epoch|iter)_(\d+)\.pth')
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that can't serve; the message says why on one line."""
+
+
+def read_checkpoint(path: str) -> dict:
+    """Load a checkpoint on the CPU, by torch's safe loader.
+
+    A file written by torch >= 1.6 is mapped, not read, so that looking at ``meta`` costs nothing.
+
+    Args:
+        path: A file, or an address that MMEngine understands (``https://``, ``torchvision://``).
+
+    Returns:
+        dict: MMEngine's checkpoint (``meta``, ``state_dict``, ...), or a bare state dict.
+
+    Raises:
+        CheckpointError: The file is missing, truncated, holds what the safe loader refuses, or is
+            no checkpoint.
+    """
+    path = str(path)
+    if '://' in path:
+        return CheckpointLoader.load_checkpoint(path, map_location='cpu')
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise CheckpointError(f'checkpoint {path} does not exist')
+    is_zip = zipfile.is_zipfile(file)
+    with open(file, 'rb') as stream:
+        looks_like_zip = stream.read(4) == b'PK\x03\x04'
+    if file.stat().st_size == 0 or (looks_like_zip and not is_zip):
+        raise CheckpointError(
+            f'checkpoint {path} is truncated: it ends after {file.stat().st_size} bytes'
+        )
+    try:
+        checkpoint = torch.load(file, map_location='cpu', weights_only=True, mmap=is_zip)
+    except Exception as error:
+        refused = re.search(r'Unsupported (?:global|class|operand)[^.]*?([\w.]+\.\w+)', str(error))
+        what = (
+            f'holds a {refused[1]}, which torch does not load safely'
+            if refused
+            else 'is not a checkpoint, or is damaged'
+        )
+        raise CheckpointError(f'{path} {what} ({reason(error)[:120]})') from error
+    weights = state_dict(checkpoint) if isinstance(checkpoint, Mapping) else {}
+    if not weights or not all(isinstance(key, str) for key in weights):
+        raise CheckpointError(
+            f'{path} is not a checkpoint: no state dict in a {type(checkpoint).__name__}'
+        )
+    return checkpoint
+
+
+def state_dict(checkpoint: Mapping) -> dict:
+    """The tensors of a checkpoint by name, without the ``module.`` that a DDP model puts before."""
+    tensors = checkpoint.get('state_dict', checkpoint)
+    return {
+        re.sub(r'^module\.', '', key) if isinstance(key, str) else key: value
+        for key, value in tensors.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def check_same_network(model: torch.nn.Module, checkpoint: Mapping, path: str) -> None:
+    """For testing and resuming: the checkpoint must hold this model, nothing missing, nothing left.
+
+    Raises:
+        CheckpointError: With the number of keys that differ and an example of each kind.
+    """
+    weights = state_dict(checkpoint)
+    try:
+        # MMEngine's function also runs the renaming hooks of modules that changed with time.
+        load_state_dict(model, weights, strict=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f'checkpoint {path} is of another network than the config: '
+            + (_differences(model, weights) or reason(error)[:300])
+        ) from error
+
+
+def check_same_backbone(model: torch.nn.Module, checkpoint: Mapping, path: str) -> None:
+    """For ``load_from``: heads may differ and step sizes be new, but the backbone must be the same.
+
+    Raises:
+        CheckpointError: With the number of backbone keys that differ and an example of each kind.
+    """
+    weights = state_dict(checkpoint)
+    ours = model.state_dict()
+    if not any(key in ours and ours[key].shape == weights[key].shape for key in weights):
+        raise CheckpointError(f'checkpoint {path} shares no weight with the model of the config')
+    differences = _differences(model, weights, prefix='backbone.', may_miss='.step.')
+    if differences:
+        raise CheckpointError(
+            f'checkpoint {path} is of another backbone than the config: {differences}. To use a '
+            "part of it, write init_cfg=dict(type='Pretrained', checkpoint=..., prefix=...) instead"
+        )
+
+
+def _differences(
+    model: torch.nn.Module, weights: Mapping, prefix: str = '', may_miss: str | None = None
+) -> str:
+    ours = {key: value for key, value in model.state_dict().items() if key.startswith(prefix)}
+    theirs = {key: value for key, value in weights.items() if key.startswith(prefix)}
+    counter = 'num_batches_tracked'
+    missing = [key for key in ours if key not in theirs and counter not in key]
+    if may_miss is not None:
+        missing = [key for key in missing if may_miss not in key]
+    unexpected = [key for key in theirs if key not in ours and counter not in key]
+    misshapen = [
+        f'{key} {tuple(theirs[key].shape)} instead of {tuple(ours[key].shape)}'
+        for key in ours
+        if key in theirs and ours[key].shape != theirs[key].shape
+    ]
+    return '; '.join(
+        f'{len(keys)} {kind} (first: {keys[0]})'
+        for kind, keys in (
+            ('missing', missing),
+            ('not in the model', unexpected),
+            ('of another shape', misshapen),
+        )
+        if keys
+    )
+
+
+def newest_checkpoint(work_dir: str) -> tuple[str | None, dict | None, list[str]]:
+    """The newest checkpoint of a run that can be read.
+
+    A run killed while it wrote, or a disk that was full, leaves a file that can't; the one before
+    is then the newest.
+
+    Args:
+        work_dir: Where ``epoch_N.pth`` or ``iter_N.pth`` lie, or the file ``last_checkpoint`` that
+            names a checkpoint elsewhere.
+
+    Returns:
+        tuple: Its path and its content (None and None where the run has no checkpoint yet), and a
+        message for each newer file that can't be read.
+
+    Raises:
+        CheckpointError: There are checkpoints, but none can be read.
+    """
+    problems: list[str] = []
+    for path in _newest_first(Path(work_dir)):
+        try:
+            return str(path), read_checkpoint(path), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError(f'no checkpoint in {work_dir} can be read: ' + '; '.join(problems))
+    return None, None, problems
+
+
+def _newest_first(work_dir: Path) -> Iterable[Path]:
+    folders = [work_dir]
+    pointer = work_dir / 'last_checkpoint'
+    if pointer.is_file() and (text := pointer.read_text().strip()):
+        folders.append(Path(text).parent)
+    found = {
+        path.resolve(): (int(match[2]), path.stat().st_mtime)
+        for folder in folders
+        if folder.is_dir()
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name))
+    }
+    return sorted(found, key=found.__getitem__, reverse=True)

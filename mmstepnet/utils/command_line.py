@@ -1,0 +1,86 @@
+"""What the command line tools share: reading a config, and ending with one line on bad input."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+
+def local_rank() -> int:
+    """Number of this process on its machine, 0 without a launcher."""
+    return int(os.environ.get('LOCAL_RANK', 0))
+
+
+def fail(message: object) -> NoReturn:
+    """End the process with exit code 1 and one message, however many processes there are.
+
+    The first process of a machine speaks. The others wait for it: the launcher ends them as soon
+    as one has ended, and they must not be the first, or the message would be lost.
+    """
+    if local_rank() != 0:
+        wait_for_the_end()
+    print(f'error: {message}', file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+def wait_for_the_end() -> NoReturn:
+    """Leave the explanation to another process: give the launcher time to end this one."""
+    time.sleep(30)
+    raise SystemExit(1)
+
+
+def say(message: str) -> None:
+    """Print a line, once per machine. For what happens before the runner has made its logger."""
+    if local_rank() == 0:
+        print(message, file=sys.stderr, flush=True)
+
+
+def reason(error: BaseException) -> str:
+    """An exception's message on one line (a ``KeyError``'s without the quotes around it)."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return ' '.join(str(text).split()) or type(error).__name__
+
+
+def load_config(path: str, options: dict | None = None) -> Config:
+    """Read a config file and merge command line options into it; ends the process where it can't.
+
+    Args:
+        path: The config file.
+        options: ``--cfg-options`` as ``mmengine.config.DictAction`` parses them.
+    """
+    if not Path(path).is_file():
+        fail(f'config {path} does not exist')
+    try:
+        cfg = Config.fromfile(path)
+        cfg.merge_from_dict(options or {})
+    except Exception as error:
+        fail(f'config {path} can not be read: {type(error).__name__}: {reason(error)}')
+    if 'model' not in cfg:
+        fail(f'config {path} has no `model`')
+    return cfg
+
+
+def set_work_dir(cfg: Config, config_path: str, work_dir: str | None) -> None:
+    """Settle ``cfg.work_dir``: the command line, the config, or ``work_dirs/CONFIG_NAME``."""
+    cfg.work_dir = work_dir or cfg.get('work_dir') or f'./work_dirs/{Path(config_path).stem}'
+
+
+def build_model(cfg: Config):
+    """The config's model as built on the CPU, weights not initialised; ends the process where the
+    config is at fault.
+
+    The runner builds its own after it has made the work directory and set the seed. This one is
+    for looking at a config and a checkpoint before anything is touched.
+    """
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    model = cfg.model.to_dict()
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', cfg.data_preprocessor.to_dict())
+    try:
+        return MODELS.build(model)
+    except (TypeError, ValueError, KeyError, AssertionError, FileNotFoundError) as error:
+        fail(f'the model of {cfg.filename} can not be built: {reason(error)}')

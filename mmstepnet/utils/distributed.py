@@ -1,0 +1,154 @@
+"""Process groups for the command line tools: NCCL on GPUs, gloo where there is none."""
+
+import contextlib
+import ctypes
+import datetime
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.dist import init_dist
+from mmengine.utils.dl_utils import set_multi_processing
+from torch import distributed
+
+from .command_line import fail, wait_for_the_end
+
+LAUNCHERS = ('none', 'pytorch', 'slurm', 'mpi')
+_LOST_PEER = ('Connection closed by peer', 'Connection reset by peer', 'Broken pipe')
+_LOOPBACK = ('127.0.0.1', 'localhost', '::1')
+
+
+def set_rank_variables(launcher: str) -> None:
+    """Bring what the launcher says of this process into torch's RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        launcher: One of ``LAUNCHERS``. Ends the process where its variables are missing.
+    """
+    env = os.environ
+    if launcher == 'none':
+        env.setdefault('LOCAL_RANK', '0')
+        return
+    names = {
+        'pytorch': ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'),
+        'slurm': ('SLURM_PROCID', 'SLURM_LOCALID', 'SLURM_NTASKS'),
+        'mpi': (
+            'OMPI_COMM_WORLD_RANK',
+            'OMPI_COMM_WORLD_LOCAL_RANK',
+            'OMPI_COMM_WORLD_SIZE',
+        ),
+    }[launcher]
+    missing = [name for name in names if name not in env]
+    if missing:
+        starter = {
+            'pytorch': 'tools/dist_train.sh or tools/dist_test.sh',
+            'slurm': 'tools/slurm_train.sh or tools/slurm_test.sh',
+            'mpi': 'mpirun',
+        }[launcher]
+        fail(f'--launcher {launcher} without {", ".join(missing)}: start it by {starter}')
+    env['RANK'], env['LOCAL_RANK'], env['WORLD_SIZE'] = (env[name] for name in names)
+    if launcher == 'slurm':
+        # The job's number keeps the ports of two jobs on one machine apart.
+        env.setdefault('MASTER_PORT', str(20000 + int(env.get('SLURM_JOB_ID', 9500)) % 20000))
+        env.setdefault('MASTER_ADDR', _first_slurm_host())
+    env.setdefault('MASTER_ADDR', '127.0.0.1')
+    env.setdefault('MASTER_PORT', '29500')
+
+
+def _first_slurm_host() -> str:
+    if os.environ.get('SLURM_NNODES', '1') == '1':
+        return '127.0.0.1'
+    nodes = os.environ['SLURM_NODELIST']
+    hosts = subprocess.run(
+        ['scontrol', 'show', 'hostnames', nodes], capture_output=True, text=True, check=True
+    )
+    return hosts.stdout.split()[0]
+
+
+@contextlib.contextmanager
+def process_group(launcher: str, cfg: Config) -> Iterator[None]:
+    """The process group of a run, from its start to its end, whatever happens in between.
+
+    Without a GPU the group is gloo's and the config's model wrapper is set to what DDP needs there.
+    Returns when all processes have come this far, so that nothing is written before the checks of
+    all of them have passed.
+
+    Args:
+        launcher: One of ``LAUNCHERS``.
+        cfg: The whole config; ``env_cfg.dist_cfg`` holds backend and timeout (in seconds).
+    """
+    if launcher == 'pytorch':
+        _end_with_launcher()
+    if launcher != 'none':
+        _init(launcher, cfg)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _destroy()
+        print('\ninterrupted; --resume goes on from the last checkpoint', file=sys.stderr)
+        raise SystemExit(130) from None
+    except RuntimeError as error:
+        _destroy()
+        if any(text in str(error) for text in _LOST_PEER):
+            # The launcher names the process that went first. This one only lost its partner.
+            wait_for_the_end()
+        raise
+    except BaseException:
+        _destroy()
+        raise
+    _destroy(finished=True)
+
+
+def _init(launcher: str, cfg: Config) -> None:
+    env_cfg = cfg.get('env_cfg', {})
+    dist_cfg = dict(env_cfg.get('dist_cfg', {}))
+    set_multi_processing(**env_cfg.get('mp_cfg', {}), distributed=True)
+    if get_device() != 'cpu':
+        init_dist(launcher, **dist_cfg)
+        return
+    if os.environ['MASTER_ADDR'] in _LOOPBACK:
+        # Otherwise gloo asks for the address of the machine's name, which not every machine has.
+        os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if sys.platform == 'darwin' else 'lo')
+    timeout = datetime.timedelta(seconds=dist_cfg.get('timeout', 1800))
+    distributed.init_process_group('gloo', timeout=timeout)
+    wrapper = dict(
+        type='MMDistributedDataParallel',
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False),
+    )
+    wrapper.update(cfg.get('model_wrapper_cfg') or {})
+    cfg.model_wrapper_cfg = dict(wrapper, device_ids=None)
+
+
+def _destroy(finished: bool = False) -> None:
+    # A gloo group left to the interpreter's exit can abort the process. NCCL's is destroyed only
+    # after a good end: after an error its destruction waits for processes that no longer answer.
+    if distributed.is_initialized() and (finished or distributed.get_backend() == 'gloo'):
+        distributed.destroy_process_group()
+
+
+def _end_with_launcher() -> None:
+    """Let this process end with the one that started it, and at once on Ctrl-C.
+
+    Ctrl-C reaches the launcher too, which says so and ends what is left; a traceback of every
+    process would bury that line. The parent-death signal (Linux) covers a launcher that was killed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == 'linux':
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def world_size() -> int:
+    """Number of processes that the launcher started, known before there is a group."""
+    return int(os.environ.get('WORLD_SIZE', 1))
+
+
+def has_gpu() -> bool:
+    """Whether CUDA is usable here."""
+    return torch.cuda.is_available()

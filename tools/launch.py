@@ -1,0 +1,112 @@
+"""Start one process per GPU by torch's elastic launcher; dist_train.sh and dist_test.sh call it.
+
+    python tools/launch.py GPUS SCRIPT [ARGUMENT ...]
+
+Environment: NNODES (1), NODE_RANK (0), MASTER_ADDR (127.0.0.1), PORT (29500; on one machine a free
+one). Where there is no GPU, it starts GPUS processes on the CPU.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+os.environ.setdefault('OMP_NUM_THREADS', '1')
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
+
+def fail(message: str) -> NoReturn:
+    print(f'error: {message}', file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+def integer(name: str, value: str, least: int) -> int:
+    if not value.isdecimal() or int(value) < least:
+        fail(f'{name} must be a whole number of at least {least}, got {value!r}')
+    return int(value)
+
+
+def port_for(nnodes: int, node_rank: int, address: str) -> int:
+    """The port of the first node's store: the given one if it is free, else any free one."""
+    given = os.environ.get('PORT')
+    if given is None and nnodes > 1:
+        given = '29500'
+    port = integer('PORT', given or '0', 0)
+    if port > 65535:
+        fail(f'PORT must be below 65536, got {port}')
+    if node_rank > 0:
+        return port
+    with contextlib.closing(socket.socket()) as probe:
+        # A port whose last connection is just closing is free for the launcher, which sets this.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(('', port))
+        except OSError as error:
+            fail(f'PORT {port} can not be used: {error.strerror}. Give another one by PORT=...')
+        return probe.getsockname()[1]
+
+
+def main() -> None:
+    if len(sys.argv) < 3:
+        fail('usage: python tools/launch.py GPUS SCRIPT [ARGUMENT ...]')
+    gpus = integer('GPUS', sys.argv[1], 1)
+    nnodes = integer('NNODES', os.environ.get('NNODES', '1'), 1)
+    node_rank = integer('NODE_RANK', os.environ.get('NODE_RANK', '0'), 0)
+    address = os.environ.get('MASTER_ADDR', '127.0.0.1')
+    if node_rank >= nnodes:
+        fail(f'NODE_RANK must be below NNODES ({nnodes}), got {node_rank}')
+    port = port_for(nnodes, node_rank, address)
+
+    import torch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if torch.cuda.is_available() and gpus > torch.cuda.device_count():
+        fail(f'GPUS is {gpus}, but this machine has {torch.cuda.device_count()}')
+    # Its warnings about signals and exit codes are told below, in one line.
+    logging.getLogger('torch.distributed.elastic').setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=nnodes,
+        max_nodes=nnodes,
+        nproc_per_node=gpus,
+        run_id='mmstepnet',
+        rdzv_backend='static',
+        rdzv_endpoint=f'{address}:{port}',
+        rdzv_configs=dict(rank=node_rank, timeout=900),
+        max_restarts=0,
+        local_addr='127.0.0.1' if nnodes == 1 else None,
+    )
+    try:
+        elastic_launch(config, sys.executable)('-u', *sys.argv[2:])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            print(
+                f'error: process {rank} (pid {failure.pid}) was ended by '
+                f'{failure.signal_name()}; all others were stopped. '
+                'train.py --resume goes on from the last checkpoint',
+                file=sys.stderr,
+            )
+            raise SystemExit(128 - failure.exitcode) from None
+        print(
+            f'error: process {rank} ended with exit code {failure.exitcode}; '
+            'all others were stopped. The reason stands above',
+            file=sys.stderr,
+        )
+        raise SystemExit(failure.exitcode) from None
+    except SignalException as error:
+        name = signal.Signals(error.sigval).name
+        print(
+            f'\n{name}: all processes were stopped. '
+            'train.py --resume goes on from the last checkpoint',
+            file=sys.stderr,
+        )
+        raise SystemExit(128 + error.sigval) from None
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,188 @@
+"""Evaluate a checkpoint of a detector or a classifier on the test set of its config."""
+
+import os
+
+# See tools/train.py: read when torch is loaded, so they stand before every other import.
+os.environ.setdefault('OMP_NUM_THREADS', '1')
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
+import argparse
+import copy
+
+import mmengine
+from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.evaluator import DumpResults
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from mmstepnet.utils import checkpoint as ckpt
+from mmstepnet.utils.command_line import (
+    build_model,
+    fail,
+    load_config,
+    local_rank,
+    reason,
+    set_work_dir,
+)
+from mmstepnet.utils.data_check import check_dataset_cfg
+from mmstepnet.utils.distributed import (
+    LAUNCHERS,
+    has_gpu,
+    process_group,
+    set_rank_variables,
+)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file')
+    parser.add_argument('checkpoint', help='checkpoint file or address')
+    parser.add_argument(
+        '--work-dir', help='where logs and results go (default: work_dirs/CONFIG_NAME)'
+    )
+    parser.add_argument(
+        '--out', '--dump', metavar='FILE', help='write the results to FILE (.pkl, or .json)'
+    )
+    parser.add_argument(
+        '--out-item',
+        choices=('pred', 'metrics'),
+        default='pred',
+        help='what --out writes: every prediction (default) or the metrics',
+    )
+    parser.add_argument('--amp', action='store_true', help='test in half precision')
+    parser.add_argument('--show', action='store_true', help='show pictures in a window')
+    parser.add_argument('--show-dir', metavar='DIR', help='save pictures with predictions in DIR')
+    parser.add_argument(
+        '--interval', type=int, default=1, help='show or save one picture in so many (default: 1)'
+    )
+    parser.add_argument(
+        '--wait-time', type=float, default=2, help='seconds that a window stays (default: 2)'
+    )
+    parser.add_argument('--tta', action='store_true', help='average over flipped pictures')
+    parser.add_argument(
+        '--no-pin-memory', action='store_true', help='set pin_memory=False in the data loader'
+    )
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='change settings of the config, e.g. test_dataloader.batch_size=4 or key="[a,b]"',
+    )
+    parser.add_argument(
+        '--launcher', choices=LAUNCHERS, default='none', help='what starts the processes'
+    )
+    parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.local_rank is not None:
+        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    if args.out is not None and not args.out.endswith(('.pkl', '.pickle', '.json')):
+        parser.error(f'--out must end in .pkl, .pickle or .json, got {args.out}')
+    if args.out_item == 'pred' and (args.out or '').endswith('.json'):
+        parser.error('--out FILE.json is for --out-item metrics; predictions are pickled')
+    return args
+
+
+def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
+    """Bring the command line's settings into the config."""
+    cfg.launcher = args.launcher
+    set_work_dir(cfg, args.config, args.work_dir)
+    cfg.load_from, cfg.resume = args.checkpoint, False
+    if cfg.get('test_dataloader') is None:
+        fail(f'config {args.config} has no `test_dataloader`')
+    scope = cfg.get('default_scope')
+    loader = cfg.test_dataloader
+    if scope == 'mmpretrain':
+        loader.setdefault('collate_fn', dict(type='default_collate'))
+        loader.setdefault('pin_memory', has_gpu())
+    if args.no_pin_memory:
+        loader.pin_memory = False
+    if args.amp:
+        cfg.test_cfg.fp16 = True
+    if args.show or args.show_dir:
+        show(cfg, args)
+    if args.tta:
+        add_flip_tta(cfg)
+
+
+def show(cfg: Config, args: argparse.Namespace) -> None:
+    """Turn the visualization hook on; MMDetection and MMPretrain name its arguments differently."""
+    hook = cfg.get('default_hooks', {}).get('visualization')
+    if hook is None:
+        fail('--show and --show-dir need a `visualization` hook in default_hooks of the config')
+    detection = hook.type.rpartition('.')[2] == 'DetVisualizationHook'
+    hook['draw' if detection else 'enable'] = True
+    hook['test_out_dir' if detection else 'out_dir'] = args.show_dir
+    hook.show = args.show
+    hook.wait_time = args.wait_time
+    hook.interval = args.interval
+
+
+def add_flip_tta(cfg: Config) -> None:
+    """Test-time augmentation as the config says, else the picture and its mirror image."""
+    detection = cfg.get('default_scope') != 'mmpretrain'
+    if 'tta_model' not in cfg:
+        nms = dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)
+        cfg.tta_model = (
+            dict(type='DetTTAModel', tta_cfg=nms)
+            if detection
+            else dict(type='mmpretrain.AverageClsScoreTTA')
+        )
+    dataset = cfg.test_dataloader.dataset
+    while 'dataset' in dataset:
+        dataset = dataset.dataset
+    if 'tta_pipeline' not in cfg:
+        pack = copy.deepcopy(dataset.pipeline[-1])
+        if detection:
+            pack.setdefault(
+                'meta_keys', ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
+            )
+            pack['meta_keys'] = (*pack['meta_keys'], 'flip', 'flip_direction')
+        flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+        # Boxes that a pipeline loads for evaluation would have to be flipped too; no metric needs
+        # them from here, since the data set's annotations are what it compares with.
+        cfg.tta_pipeline = [
+            *(step for step in dataset.pipeline[:-1] if step['type'] != 'LoadAnnotations'),
+            dict(type='TestTimeAug', transforms=[flips, [pack]]),
+        ]
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+    dataset.pipeline = cfg.tta_pipeline
+
+
+def check(cfg: Config) -> None:
+    """Everything that can be known to be wrong before the work directory is touched."""
+    try:
+        check_dataset_cfg(cfg, splits=('test',))
+        content = ckpt.read_checkpoint(cfg.load_from)
+        ckpt.check_same_network(build_model(cfg), content, cfg.load_from)
+    except (FileNotFoundError, ValueError) as error:
+        fail(reason(error))
+
+
+def main() -> None:
+    args = parse_args()
+    set_rank_variables(args.launcher)
+    cfg = load_config(args.config, args.cfg_options)
+    apply_arguments(cfg, args)
+    if local_rank() == 0:
+        check(cfg)
+    with process_group(args.launcher, cfg):
+        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+        if args.out and args.out_item == 'pred':
+            runner.test_evaluator.metrics.append(dump_metric(cfg, args.out))
+        metrics = runner.test()
+        if args.out and args.out_item == 'metrics' and runner.rank == 0:
+            mmengine.dump(metrics, args.out)
+
+
+def dump_metric(cfg: Config, path: str) -> DumpResults:
+    """A metric that writes predictions; MMDetection's own one also encodes masks."""
+    if cfg.get('default_scope') == 'mmdet':
+        from mmdet.evaluation import DumpDetResults
+
+        return DumpDetResults(out_file_path=path)
+    return DumpResults(out_file_path=path)
+
+
+if __name__ == '__main__':
+    main()
