@@ -18,36 +18,31 @@ from .plugins import STEP_POSITION, BlockPlugins
 
 
 class ResidualBlock(BaseModule):
-    """``activation(shortcut(x) + residual(x) * dt)``; a subclass builds its layers and its
-    ``residual``.
-
-    Args:
-        downsample: The shortcut where it is not the identity.
-        with_cp: Recompute the block in the backward pass instead of keeping its activations.
-    """
+    """``relu(shortcut(x) + residual(x) * dt)``; a subclass builds the layers of ``residual``."""
 
     expansion: int
     positions: tuple[str, ...]
 
-    def __init__(self, downsample: nn.Module | None, with_cp: bool):
-        super().__init__()
+    def _finish(
+        self,
+        downsample: nn.Module | None,
+        with_cp: bool,
+        channels: dict[str, int],
+        plugins: BlockPlugins | None,
+        activation: bool = True,
+    ) -> None:
+        """Add what follows the layers of the residual branch, in MMDetection's order of keys.
+
+        Args:
+            downsample: The shortcut where it is not the identity.
+            with_cp: Recompute the block in the backward pass instead of keeping its activations.
+            channels: Width at each position of a plugin.
+            plugins: The step size and the plugin layers of this block.
+            activation: Whether the ReLU follows the sum.
+        """
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
         self.with_cp = with_cp
-
-    def _finish(
-        self,
-        channels: dict[str, int],
-        plugins: BlockPlugins | None,
-        activation: nn.Module | None,
-    ) -> None:
-        """Build what the plugins ask for, and the step.
-
-        Args:
-            channels: The width of each position.
-            plugins: What this block gets.
-            activation: What follows the sum.
-        """
         plugins = plugins or BlockPlugins()
         self.plugin_names: dict[str, list[str]] = {}
         for position, configs in plugins.layers.items():
@@ -72,7 +67,7 @@ class ResidualBlock(BaseModule):
             if getattr(kind, 'takes_map_size', False):
                 cfg.setdefault('map_size', plugins.map_size)
             step_size = MODELS.build(cfg)
-        self.step = ResidualStep(step_size, activation)
+        self.step = ResidualStep(step_size, self.relu if activation else None)
 
     def _apply_plugins(self, x: Tensor, position: str) -> Tensor:
         for name in self.plugin_names.get(position, ()):
@@ -168,7 +163,7 @@ class BasicBlock(ResidualBlock):
         dcn: dict | None = None,
         plugins: BlockPlugins | None = None,
     ):
-        super().__init__(downsample, with_cp)
+        super().__init__()
         if dcn is not None:
             raise ValueError('dcn needs bottleneck blocks (depth 50 or more)')
         norm_cfg = norm_cfg or dict(type='BN')
@@ -180,7 +175,8 @@ class BasicBlock(ResidualBlock):
         self.add_module(self.norm1_name, norm1)
         self.conv2 = build_conv_layer(conv_cfg, planes, planes, 3, padding=1, bias=False)
         self.add_module(self.norm2_name, norm2)
-        self._finish(dict.fromkeys(self.positions, planes), plugins, self.relu)
+        channels = dict.fromkeys(self.positions, planes)
+        self._finish(downsample, with_cp, channels, plugins)
 
     @property
     def norm1(self) -> nn.Module:
@@ -224,7 +220,7 @@ class Bottleneck(ResidualBlock):
         dcn: dict | None = None,
         plugins: BlockPlugins | None = None,
     ):
-        super().__init__(downsample, with_cp)
+        super().__init__()
         norm_cfg = norm_cfg or dict(type='BN')
         out_channels = planes * self.expansion
         self.norm1_name, norm1 = build_norm_layer(norm_cfg, planes, postfix=1)
@@ -249,7 +245,7 @@ class Bottleneck(ResidualBlock):
         self.add_module(self.norm3_name, norm3)
         wide = ('after_conv3', STEP_POSITION)
         channels = {p: out_channels if p in wide else planes for p in self.positions}
-        self._finish(channels, plugins, self.relu)
+        self._finish(downsample, with_cp, channels, plugins)
 
     @property
     def norm1(self) -> nn.Module:
