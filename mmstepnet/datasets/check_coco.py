@@ -1,7 +1,7 @@
 """Find what is wrong with a COCO-format detection set before anything is trained on it.
 
-MMDetection's ``CocoDataset`` leaves out boxes that it can't use and overwrites entries with equal ids
-without a word. The check here says what would be lost, by file and id.
+MMDetection's ``CocoDataset`` leaves out boxes that it can't use and overwrites entries with equal
+ids, without a word. The check here says what would be lost, by file and id.
 """
 
 import json

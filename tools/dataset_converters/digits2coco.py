@@ -6,8 +6,8 @@ validation pictures appear in no training picture, and neither does the part of 
 lies behind them.
 
 The same options give the same JSON and the same pixels on every machine: random numbers come from
-NumPy's frozen ``RandomState``, resizing and blending are integer arithmetic. PNG files are written by
-Pillow, without metadata; their bytes are the same as long as Pillow brings the same zlib.
+NumPy's frozen ``RandomState``, resizing and blending are integer arithmetic. PNG files are written
+by Pillow, without metadata; their bytes are the same as long as Pillow brings the same zlib.
 
 python tools/dataset_converters/digits2coco.py --out data/digits_coco
 """
@@ -26,7 +26,6 @@ from tqdm import tqdm
 from mmstepnet.datasets.check_coco import check_coco
 
 DESCRIPTION = 'Handwritten digits of scikit-learn over its sample photographs'
-FORMAT = 1
 VAL_FRACTION = 0.25  # of each digit's samples, and of the photographs' width
 DIGITS_PER_PICTURE = (3, 9)
 EDGE = (0.16, 0.40)  # of a digit's square, relative to the picture's
@@ -213,7 +212,19 @@ def is_ours(folder: Path) -> bool:
 
 def main() -> None:
     args = parse_args()
-    parameters = dict(format=FORMAT, train=args.train, val=args.val, size=args.size, seed=args.seed)
+    parameters = dict(
+        train=args.train,
+        val=args.val,
+        size=args.size,
+        seed=args.seed,
+        digits_per_picture=list(DIGITS_PER_PICTURE),
+        edge=list(EDGE),
+        contrast=CONTRAST,
+        visible=VISIBLE,
+        gap=GAP,
+        tries=TRIES,
+        val_fraction=VAL_FRACTION,
+    )
     if is_complete(args.out, parameters):
         print(f'{args.out} is complete already')
         return

@@ -1,0 +1,189 @@
+import json
+import logging
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from PIL import Image
+
+from mmstepnet.utils.data_check import check_dataset_cfg
+
+pytest.importorskip('mmdet')
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """The config of a whole data set of two pictures."""
+    images = [dict(id=i, file_name=f'{i}.png', width=8, height=8) for i in (1, 2)]
+    content = dict(
+        categories=[dict(id=1, name='cell')],
+        images=images,
+        annotations=[dict(id=5, image_id=2, category_id=1, bbox=[1, 1, 4, 4], area=16, iscrowd=0)],
+    )
+    (tmp_path / 'img').mkdir()
+    for image in images:
+        picture = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+        picture.save(tmp_path / 'img' / image['file_name'])
+    (tmp_path / 'ann.json').write_text(json.dumps(content))
+    return dict(
+        type='CocoDataset',
+        data_root=f'{tmp_path}/',
+        ann_file='ann.json',
+        data_prefix=dict(img='img/'),
+        metainfo=dict(classes=('cell',)),
+    )
+
+
+def config(dataset, **kwargs):
+    loader = dict(batch_size=1, dataset=dataset)
+    return Config(dict(default_scope='mmdet', train_dataloader=loader, **kwargs))
+
+
+def change(tmp_path, key, index, **values):
+    content = json.loads((tmp_path / 'ann.json').read_text())
+    content[key][index].update(values)
+    (tmp_path / 'ann.json').write_text(json.dumps(content))
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    messages = []
+    monkeypatch.setattr(
+        'mmstepnet.utils.data_check.print_log',
+        lambda message, logger, level: messages.append((message, level)),
+    )
+    return messages
+
+
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        lambda d: d,
+        lambda d: dict(type='RepeatDataset', times=2, dataset=d),
+        lambda d: dict(
+            type='ConcatDataset', datasets=[d, dict(type='ClassBalancedDataset', dataset=d)]
+        ),
+        lambda d: [d, d],
+    ],
+)
+def test_finds_data_sets_in_any_nesting(dataset, tmp_path, wrap, warnings):
+    check_dataset_cfg(config(wrap(dataset)))
+    (tmp_path / 'img' / '2.png').unlink()
+    with pytest.raises(ValueError, match=r'ann.json: image 2: .*2.png: No such file'):
+        check_dataset_cfg(config(wrap(dataset)))
+    assert warnings == []
+
+
+def test_missing_coco_says_what_to_download_in_one_line():
+    cfg = config(
+        dict(
+            type='CocoDataset',
+            data_root='data/no/coco/',
+            ann_file='annotations/instances_train2017.json',
+            data_prefix=dict(img='train2017/'),
+        )
+    )
+    with pytest.raises(FileNotFoundError) as caught:
+        check_dataset_cfg(cfg)
+    message = str(caught.value)
+    assert message.startswith('data/no/coco/ is missing: download train2017.zip')
+    assert 'https://cocodataset.org/#download' in message and '\n' not in message
+
+
+@pytest.mark.parametrize(
+    'root, advice',
+    [
+        ('x/digits_coco', 'digits2coco.py'),
+        ('x/bccd/', 'voc2coco.py'),
+        ('x/mine', 'change data_root'),
+    ],
+)
+def test_missing_folders_say_how_to_get_them(root, advice):
+    with pytest.raises(FileNotFoundError, match=advice):
+        check_dataset_cfg(config(dict(type='CocoDataset', data_root=root, ann_file='a.json')))
+
+
+def test_missing_annotation_file_is_named(dataset):
+    dataset['ann_file'] = 'other.json'
+    with pytest.raises(FileNotFoundError, match=r'other.json \(of the data set .*is missing'):
+        check_dataset_cfg(config(dataset))
+
+
+def test_fatal_problems_are_counted(dataset, tmp_path):
+    change(tmp_path, 'annotations', 0, category_id=9)
+    with pytest.raises(
+        ValueError, match=r'annotation 5 of image 2 \(2.png\): category id 9'
+    ) as caught:
+        check_dataset_cfg(config(dataset))
+    assert 'more errors' not in str(caught.value)
+    (tmp_path / 'img' / '1.png').unlink()
+    with pytest.raises(ValueError, match=r'\(1 more errors, list them with: python tools'):
+        check_dataset_cfg(config(dataset))
+
+
+def test_boxes_that_are_left_out_are_named_in_the_log(dataset, tmp_path, warnings):
+    change(tmp_path, 'annotations', 0, bbox=[1, 1, 0, 4])
+    check_dataset_cfg(config(dataset))
+    [(message, level)] = warnings
+    assert 'annotation 5 of image 2 (2.png): box [1, 1, 0, 4]' in message
+    assert level == logging.WARNING
+
+
+def test_long_lists_are_cut_and_counted(dataset, tmp_path, warnings):
+    content = json.loads((tmp_path / 'ann.json').read_text())
+    box = dict(image_id=2, category_id=1, bbox=[99, 1, 4, 4], area=16)
+    content['annotations'] = [dict(box, id=i) for i in range(25)]
+    (tmp_path / 'ann.json').write_text(json.dumps(content))
+    check_dataset_cfg(config(dataset))
+    assert len(warnings) == 11
+    assert '25 such warnings in all' in warnings[-1][0]
+
+
+def test_validation_is_checked_and_test_only_for_existence(dataset, tmp_path):
+    (tmp_path / 'ann.json').write_text('{')
+    loaders = dict(val_dataloader=dict(dataset=dataset), test_dataloader=dict(dataset=dataset))
+    cfg = Config(dict(default_scope='mmdet', train_dataloader=None, **loaders))
+    check_dataset_cfg(cfg, splits=('test',))
+    with pytest.raises(ValueError, match='broken JSON at line 1'):
+        check_dataset_cfg(cfg)
+
+
+@pytest.mark.parametrize('variable', ['LOCAL_RANK', 'SLURM_LOCALID'])
+def test_one_process_a_machine_reads_the_files(dataset, tmp_path, monkeypatch, variable):
+    (tmp_path / 'ann.json').write_text('{')
+    monkeypatch.setenv(variable, '1')
+    check_dataset_cfg(config(dataset))
+    dataset['data_root'] += 'nowhere'
+    with pytest.raises(FileNotFoundError):
+        check_dataset_cfg(config(dataset))
+
+
+def test_classification_sets():
+    pytest.importorskip('mmpretrain')
+    cifar = dict(type='CIFAR10', data_root='data/no/cifar10')
+    imagenet = dict(type='ImageNet', data_root='data/no/imagenet', split='train')
+    check_dataset_cfg(
+        Config(dict(default_scope='mmpretrain', train_dataloader=dict(dataset=cifar)))
+    )
+    with pytest.raises(FileNotFoundError, match='put the data there'):
+        cfg = dict(cifar, type='mmpretrain.CIFAR10', download=False)
+        check_dataset_cfg(config(cfg))
+    with pytest.raises(FileNotFoundError, match=r'https://image-net\.org'):
+        check_dataset_cfg(config(dict(imagenet, type='mmpretrain.ImageNet')))
+
+
+def test_unknown_types_and_remote_storage(dataset):
+    with pytest.raises(ValueError, match="'NoDataset' is not registered"):
+        check_dataset_cfg(config(dict(type='NoDataset', data_root='x')))
+    remote = dict(dataset, data_root='s3://x', backend_args=dict(backend='petrel'))
+    check_dataset_cfg(config(remote))
+
+
+def test_a_picture_that_can_not_be_decoded_is_named_when_it_is_loaded(dataset, tmp_path):
+    from mmdet.datasets import CocoDataset
+
+    (tmp_path / 'img' / '2.png').write_bytes(b'no picture at all')
+    dataset.pop('type')
+    loaded = CocoDataset(**dataset, pipeline=[dict(type='mmdet.LoadImageFromFile')], test_mode=True)
+    with pytest.raises(Exception, match=r'img/2\.png'):
+        loaded[1]
