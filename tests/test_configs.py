@@ -1,0 +1,100 @@
+"""Every config parses, builds its model, predicts and takes a training step."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+
+import mmstepnet  # noqa: F401
+from mmstepnet.registry import MODELS
+
+ROOT = Path(__file__).parents[1] / 'configs'
+CONFIGS = sorted(
+    p.relative_to(ROOT).as_posix() for p in ROOT.rglob('*.py') if '_base_' not in p.parts
+)
+EVERYDAY = ('digits/faster_rcnn_r18_stepnet_digits.py',)
+
+
+def slow_but(names, everyday):
+    return [n if n in everyday else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def load(name):
+    cfg = Config.fromfile(ROOT / name)
+    init_default_scope(cfg.default_scope)
+    return cfg
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_parses_and_names_its_imports(name):
+    cfg = load(name)
+    assert cfg.default_scope in ('mmdet', 'mmpretrain')
+    assert 'mmstepnet' in cfg.custom_imports.imports
+    assert cfg.custom_imports.allow_failed_imports is False
+
+
+def detection_batch():
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
+
+    inputs, samples = [], []
+    for size in ((64, 96), (64, 64)):
+        inputs.append(torch.randint(0, 256, (3, *size), dtype=torch.uint8))
+        sample = DetDataSample()
+        sample.set_metainfo(
+            dict(img_shape=size, ori_shape=size, pad_shape=size, scale_factor=(1.0, 1.0), img_id=0)
+        )
+        boxes = torch.tensor([[4.0, 4.0, 40.0, 40.0]])
+        sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.zeros(1, dtype=torch.long))
+        sample.ignored_instances = InstanceData(
+            bboxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.long)
+        )
+        samples.append(sample)
+    return dict(inputs=inputs, data_samples=samples)
+
+
+def classification_batch(model):
+    from mmpretrain.structures import DataSample
+
+    size = getattr(model.backbone, 'img_size', 32)
+    height, width = (size, size) if isinstance(size, int) else size
+    channels = len(model.data_preprocessor.mean) if model.data_preprocessor._enable_normalize else 3
+    return dict(
+        inputs=torch.randint(0, 256, (2, channels, height, width), dtype=torch.uint8),
+        data_samples=[DataSample().set_gt_label(label) for label in (0, 1)],
+    )
+
+
+@pytest.mark.parametrize('name', slow_but(CONFIGS, EVERYDAY))
+def test_builds_predicts_and_trains(name):
+    cfg = load(name)
+    # Weights from the network are for training; what is tested here is the config.
+    for part in (cfg.model, cfg.model.backbone):
+        if 'Pretrained' in str(part.get('init_cfg')):
+            part.init_cfg = None
+    model = MODELS.build(dict(cfg.model, _scope_=cfg.default_scope))
+    model.init_weights()
+    is_detector = cfg.default_scope == 'mmdet'
+
+    def batch():
+        return detection_batch() if is_detector else classification_batch(model)
+
+    model.eval()
+    with torch.no_grad():
+        predictions = model.test_step(batch())
+    assert len(predictions) == 2
+    if is_detector:
+        assert all(torch.isfinite(p.pred_instances.bboxes).all() for p in predictions)
+    else:
+        assert np.allclose([p.pred_score.sum() for p in predictions], 1, atol=1e-5)
+
+    model.train()
+    losses = model(**model.data_preprocessor(batch(), training=True), mode='loss')
+    total, _ = model.parse_losses(losses)
+    assert torch.isfinite(total)
+    total.backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not without
