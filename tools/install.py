@@ -12,6 +12,7 @@ Environment variables:
 """
 
 import argparse
+import contextlib
 import fcntl
 import importlib
 import importlib.metadata
@@ -276,7 +277,7 @@ class Progress:
                 left = elapsed / 60 * (total - done) / done
         rest = left + sum(minutes for _, minutes in self.plan[self.current + 1 :])
         forecast = f'{about(left)} left, {about(rest)} for everything'
-        return f'  {title} {clock(elapsed)} ({forecast}) {doing}'.rstrip()
+        return f'  {title.split(" (")[0]} {clock(elapsed)} ({forecast}) {doing[:60]}'.rstrip()
 
     def run(self, command, env=None):
         """Runs a command with its output in a log file.
@@ -377,13 +378,18 @@ TORCH_PROBE = (
     'import torch, torchvision; '
     'torchvision.ops.nms(torch.tensor([[0., 0., 1., 1.]]), torch.ones(1), 0.5)'
 )
+MMCV_PROBE = (
+    'import torch, mmcv.ops; '
+    'boxes = torch.tensor([[0., 0., 1., 1.]], device="{device}"); '
+    'mmcv.ops.nms(boxes, boxes[:, 3], 0.5)'
+)
 
 
-def torch_problem(choice):
-    """Why the installed torch cannot stay; an empty string where it can.
+def torch_mismatch(choice):
+    """Why the installed torch is not the wanted one; an empty string where it is.
 
     Args:
-        choice (str): pip's arguments for the build that the user wants, empty for any that works.
+        choice (str): pip's arguments for the build that the user wants, empty for any in range.
     """
     version = distribution_version('torch')
     if version is None:
@@ -393,7 +399,12 @@ def torch_problem(choice):
     if not in_range(version, 'torch'):
         floor, ceiling, _ = COMPAT['SUPPORTED']['torch']
         return f'{version} is outside the supported range, {floor} up to (not including) {ceiling}'
-    return works(TORCH_PROBE)
+    return ''
+
+
+def torch_problem(choice):
+    """Why the installed torch cannot stay; an empty string where it can."""
+    return torch_mismatch(choice) or works(TORCH_PROBE)
 
 
 def install_torch(progress, choice):
@@ -442,12 +453,7 @@ def mmcv_problem(requirement, cuda):
     """
     if not is_satisfied(requirement):
         return 'not installed'
-    device = 'cuda' if cuda else 'cpu'
-    return works(
-        'import torch, mmcv.ops; '
-        f'boxes = torch.tensor([[0., 0., 1., 1.]], device={device!r}); '
-        'mmcv.ops.nms(boxes, boxes[:, 3], 0.5)'
-    )
+    return works(MMCV_PROBE.format(device='cuda' if cuda else 'cpu'))
 
 
 def compile_jobs():
@@ -521,43 +527,74 @@ def install_package(progress):
 
 
 def verify():
-    """Imports everything in a new interpreter.
+    """Imports everything in a new interpreter and tries the compiled parts.
 
     Returns:
         tuple: The modules' versions as text, and whether mmcv has CUDA ops where there is a GPU.
+
+    Raises:
+        InstallError: Something does not work.
     """
     code = (
-        'import json, torch, mmengine, mmcv, mmdet, mmpretrain, mmstepnet\n'
-        'from mmcv.ops import get_compiling_cuda_version\n'
-        'modules = (torch, mmcv, mmengine, mmdet, mmpretrain, mmstepnet)\n'
+        'import json, mmengine, mmdet, mmpretrain, mmstepnet\n'
+        f'{TORCH_PROBE}\n{MMCV_PROBE.format(device="cpu")}\n'
+        'modules = (torch, torchvision, mmcv, mmengine, mmdet, mmpretrain, mmstepnet)\n'
         'text = ", ".join(f"{m.__name__} {m.__version__}" for m in modules)\n'
-        'cuda_ops = get_compiling_cuda_version() != "not available"\n'
+        'cuda_ops = mmcv.ops.get_compiling_cuda_version() != "not available"\n'
         'print(json.dumps([text, cuda_ops or not torch.cuda.is_available()]))'
     )
     return json.loads(run_python(code).splitlines()[-1])
 
 
-def make_plan(stack, with_tests):
-    """The steps that are left to do: (title, minutes, function of the progress)."""
-    choice = os.environ.get('MMSTEPNET_TORCH', '')
-    *others, mmcv = requirement_lines(STACKS[stack])
-    libraries = requirement_lines('runtime.txt') + requirement_lines('tests.txt') * with_tests
-    # torch has its own step, and its range stands in compat.py.
-    libraries = [line for line in libraries if not line.startswith('torch')]
+class Wanted:
+    """What the environment is to hold, and what of it is not there by name and version.
 
-    steps = []
-    if tools := missing([SETUPTOOLS, 'wheel', 'ninja']):
-        steps.append(('build tools', 0.3, lambda progress: pip_install(progress, *tools)))
-    if torch := torch_problem(choice):
-        steps.append((f'torch ({torch})', 3, lambda progress: install_torch(progress, choice)))
-    if wanted := missing(libraries + others):
-        steps.append(('libraries', 2, lambda progress: install_libraries(progress, wanted)))
-    if torch or mmcv_problem(mmcv, ops_on_gpu()):
-        minutes = 20 / compile_jobs()
-        steps.append(('mmcv with its ops', minutes, lambda progress: install_mmcv(progress, mmcv)))
-    if not package_is_linked():
-        steps.append(('mmstepnet', 0.2, install_package))
-    return steps
+    Args:
+        stack (str): A key of ``STACKS``.
+        with_tests (bool): Whether what the tests need belongs to it.
+    """
+
+    def __init__(self, stack, with_tests):
+        self.torch_choice = os.environ.get('MMSTEPNET_TORCH', '')
+        *modules, self.mmcv = requirement_lines(STACKS[stack])
+        libraries = requirement_lines('runtime.txt') + requirement_lines('tests.txt') * with_tests
+        # torch has its own step, and its range stands in compat.py.
+        libraries = [line for line in libraries if not line.startswith('torch')]
+        self.tools = missing([SETUPTOOLS, 'wheel', 'ninja'])
+        self.libraries = missing(libraries + modules)
+
+    def is_there(self):
+        """Whether nothing is missing by name and version; it may still not work."""
+        return not (
+            self.tools
+            or self.libraries
+            or torch_mismatch(self.torch_choice)
+            or missing([self.mmcv])
+            or not package_is_linked()
+        )
+
+    def steps(self):
+        """What is left to do: (title, minutes, function of the progress)."""
+        steps = []
+        if self.tools:
+            steps.append(('build tools', 0.3, lambda progress: pip_install(progress, *self.tools)))
+        torch = torch_problem(self.torch_choice)
+        if torch:
+            steps.append(
+                (f'torch ({torch})', 3, lambda progress: install_torch(progress, self.torch_choice))
+            )
+        if self.libraries:
+            steps.append(
+                ('libraries', 2, lambda progress: install_libraries(progress, self.libraries))
+            )
+        if torch or mmcv_problem(self.mmcv, ops_on_gpu()):
+            minutes = 20 / compile_jobs()
+            steps.append(
+                ('mmcv with its ops', minutes, lambda progress: install_mmcv(progress, self.mmcv))
+            )
+        if not package_is_linked():
+            steps.append(('mmstepnet', 0.2, install_package))
+        return steps
 
 
 def check_machine(titles):
@@ -575,7 +612,13 @@ def install(with_tests):
     """Brings the environment to the pinned state. Returns the modules' versions as text."""
     check_python()
     stack = choose_stack()
-    steps = make_plan(stack, with_tests)
+    wanted = Wanted(stack, with_tests)
+    if wanted.is_there():
+        with contextlib.suppress(InstallError):
+            text, gpu_served = verify()
+            if gpu_served:
+                return text
+    steps = wanted.steps()
     if steps:
         minutes = sum(minutes for _, minutes, _ in steps)
         print(f'Installing the {stack} stack into {sys.prefix}, {about(minutes)}.', flush=True)

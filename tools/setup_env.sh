@@ -52,7 +52,9 @@ mmstepnet_setup() {
         mmstepnet_make_venv "$folder"
     fi
     [ -x "$folder/bin/python" ] || mmstepnet_fail "The active environment $folder has no Python."
-    export PATH=$folder/bin:$PATH
+    # The scripts beside this one run $PYTHON too, and must get the environment's.
+    unset PYTHON
+    export VIRTUAL_ENV=$folder PATH=$folder/bin:$PATH
     python tools/install.py "$@" || exit
 }
 
