@@ -1,3 +1,10 @@
+from .comparison_figures import (
+    accuracy_figure,
+    comparison_figures,
+    runs_figure,
+    save_comparison_figures,
+    tns_figure,
+)
 from .figures import figure_to_image, save_figure
 from .stiffness_figures import (
     delta_figure,
@@ -10,13 +17,18 @@ from .stiffness_figures import (
 )
 
 __all__ = [
+    'accuracy_figure',
+    'comparison_figures',
     'delta_figure',
     'figure_to_image',
     'nsi_figure',
     'nsi_step_size_figure',
     'proportion_figure',
+    'runs_figure',
+    'save_comparison_figures',
     'save_figure',
     'save_stiffness_figures',
     'step_size_figure',
     'stiffness_figures',
+    'tns_figure',
 ]

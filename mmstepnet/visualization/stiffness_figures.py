@@ -8,7 +8,7 @@ import torch
 
 from mmstepnet.stiffness.correlation import step_size_correlation
 
-from .figures import COLORS, GREY, literal, new_figure, save_figure, styled
+from .figures import COLORS, GREY, literal, new_figure, save_figure, shorten, styled
 
 _MAX_POINTS = 2000
 _MIN_SMOOTH = 20
@@ -146,7 +146,7 @@ def nsi_figure(report, nsi=None):
     figure = new_figure(2.4)
     axes = figure.subplots()
     _draw_along_blocks(axes, report, nsi, report['nsi_mean'], COLORS[0])
-    axes.set_ylabel(f'NSI, {_STEP_FORMULA[report["step"]]}')
+    axes.set_ylabel(nsi_label(report['step']))
     return figure
 
 
@@ -189,7 +189,7 @@ def _draw_along_blocks(axes, report, samples, means, color):
         center, center_label = band[1], 'median'
         shown = samples[np.linspace(0, len(samples) - 1, min(len(samples), 5)).astype(int)]
 
-    for index, (first, last) in enumerate(_stage_runs(stages)):
+    for index, (first, last) in enumerate(stage_runs(stages)):
         part = slice(first, last)
         label = index == 0
         for row, sample in enumerate(shown):
@@ -222,7 +222,7 @@ def _draw_along_blocks(axes, report, samples, means, color):
             markersize=3,
             label=center_label if label else None,
         )
-    _mark_stages(axes, stages)
+    mark_stages(axes, stages)
     axes.set_xlabel('Recorded block')
     if len(stages) <= 12:
         axes.set_xticks(position)
@@ -280,7 +280,7 @@ def nsi_step_size_figure(report, nsi, dt, blocks=None):
         )
         value = f'{correlation[block]:.2f}'.replace('-', '\N{MINUS SIGN}')
         value = f'r = {value}' if block in known else 'r undefined'
-        axes.set_title(f'{literal(names[block], 16)}\n{value}', fontsize=7)
+        axes.set_title(f'{literal(shorten(names[block], 16))}\n{value}', fontsize=7)
         axes.locator_params(nbins=3)
         axes.tick_params(labelsize=6)
     top.supxlabel('Step size $dt$', fontsize=8)
@@ -310,13 +310,20 @@ def _block_indices(blocks, names):
     return [names.index(block) for block in blocks]
 
 
-def _mark_stages(axes, stages):
-    """Shade every second stage and write its number above."""
-    runs = _stage_runs(stages)
+def nsi_label(step):
+    """Return the axis label of NSI as it is measured with ``step``."""
+    return f'NSI, {_STEP_FORMULA[step]}'
+
+
+def mark_stages(axes, stages, numbers=True):
+    """Shade every second stage; with ``numbers`` write each one's label above."""
+    runs = stage_runs(stages)
     transform = axes.get_xaxis_transform()
     for index, (first, last) in enumerate(runs):
         if index % 2:
             axes.axvspan(first + 0.5, last + 0.5, color='#F0F0F0', linewidth=0, zorder=0)
+        if not numbers:
+            continue
         axes.text(
             (first + last + 1) / 2,
             1.01,
@@ -330,8 +337,8 @@ def _mark_stages(axes, stages):
     axes.set_xlim(0.5, len(stages) + 0.5)
 
 
-def _stage_runs(stages):
-    """Return (first, last + 1) of every run of blocks with the same stage."""
+def stage_runs(stages):
+    """Return (first, last + 1), counted from 0, of every run of blocks with the same stage."""
     cuts = [0, *(i for i in range(1, len(stages)) if stages[i] != stages[i - 1]), len(stages)]
     return list(itertools.pairwise(cuts))
 
@@ -340,7 +347,7 @@ def _add_title(figure, report):
     tns, model = report['tns'], report['model']
     title = f'TNS = {with_error(tns["mean"], tns["std_error"])}'
     if model is not None:
-        title = f'{literal(model, 24)}: {title}'
+        title = f'{literal(shorten(model, 24))}: {title}'
     figure.suptitle(title, x=0.02, ha='left', fontsize=8)
 
 

@@ -1,0 +1,65 @@
+"""Pictures with true and predicted boxes that are large enough to be read.
+
+Not imported with the package, since it needs MMDetection: a config that uses it names this module in
+``custom_imports``.
+"""
+
+import mmcv
+import numpy as np
+from mmdet.structures import DetDataSample
+from mmdet.visualization import DetLocalVisualizer
+
+from mmstepnet.registry import VISUALIZERS
+
+
+@VISUALIZERS.register_module()
+class EnlargingDetVisualizer(DetLocalVisualizer):
+    """MMDetection's visualizer, which enlarges small pictures before it draws on them.
+
+    On a picture of 128 pixels, lines and text of the usual size hide what they are about.
+
+    Args:
+        min_edge: Pictures whose longer edge has fewer pixels are enlarged by the smallest whole
+            number that brings them there.
+        **kwargs: As for ``mmdet.DetLocalVisualizer``.
+    """
+
+    def __init__(self, *args, min_edge: int = 512, **kwargs):
+        super().__init__(*args, **kwargs)
+        if min_edge < 1:
+            raise ValueError(f'min_edge must be at least 1, got {min_edge!r}')
+        self.min_edge = min_edge
+
+    def add_datasample(
+        self,
+        name: str,
+        image: np.ndarray,
+        data_sample: DetDataSample | None = None,
+        *args,
+        **kwargs,
+    ) -> None:
+        """Draw true boxes on the left, predicted boxes on the right; see the base class.
+
+        Args:
+            name: Identifier of the picture.
+            image: (H, W, 3) RGB.
+            data_sample: Boxes in pixels of ``image``; it isn't changed.
+        """
+        height, width = image.shape[:2]
+        factor = -(-self.min_edge // max(height, width))
+        if factor > 1:
+            image = mmcv.imresize(image, (width * factor, height * factor), interpolation='bicubic')
+            data_sample = _enlarge(data_sample, factor)
+        super().add_datasample(name, image, data_sample, *args, **kwargs)
+
+
+def _enlarge(data_sample: DetDataSample | None, factor: int) -> DetDataSample | None:
+    if data_sample is None:
+        return None
+    data_sample = data_sample.clone()
+    for key in ('gt_instances', 'pred_instances'):
+        instances = data_sample.get(key)
+        if instances is not None:
+            boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
+            instances.bboxes = boxes * factor
+    return data_sample
