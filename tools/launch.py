@@ -7,6 +7,7 @@ one). Where there is no GPU, it starts GPUS processes on the CPU.
 """
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -14,13 +15,38 @@ import socket
 import sys
 from typing import NoReturn
 
-os.environ.setdefault('OMP_NUM_THREADS', '1')
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+BAD_INPUT = 2  # exit code of a process that has already told the user what is wrong
+_LAUNCHER_PID = 'MMSTEPNET_LAUNCHER_PID'
+
+
+def prepare_process() -> None:
+    """Settle what must be settled before torch is imported; train.py and test.py import this file
+    first for that.
+
+    OpenMP reads its variables when torch loads it. Its spinning threads can make processes that
+    share cores many times slower; values set by the user win.
+
+    A process started from here ends with its launcher, even one that was killed (on Linux), and on
+    Ctrl-C at once: the launcher says that, and a traceback of every process would bury the line.
+    """
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    os.environ.setdefault('MKL_NUM_THREADS', os.environ['OMP_NUM_THREADS'])
+    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+    if _LAUNCHER_PID not in os.environ:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == 'linux':
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+        if os.environ[_LAUNCHER_PID] != str(os.getppid()):
+            raise SystemExit('the launcher is gone')
+    # Data loaders' processes and what they start are not the launcher's.
+    del os.environ[_LAUNCHER_PID]
 
 
 def fail(message: str) -> NoReturn:
     print(f'error: {message}', file=sys.stderr, flush=True)
-    raise SystemExit(1)
+    raise SystemExit(BAD_INPUT)
 
 
 def integer(name: str, value: str, least: int) -> int:
@@ -67,8 +93,9 @@ def main() -> None:
 
     if torch.cuda.is_available() and gpus > torch.cuda.device_count():
         fail(f'GPUS is {gpus}, but this machine has {torch.cuda.device_count()}')
-    # Its warnings about signals and exit codes are told below, in one line.
-    logging.getLogger('torch.distributed.elastic').setLevel(logging.CRITICAL)
+    # Its messages about signals and exit codes are told below, in one line.
+    logging.disable(logging.ERROR)
+    os.environ[_LAUNCHER_PID] = str(os.getpid())
     config = LaunchConfig(
         min_nodes=nnodes,
         max_nodes=nnodes,
@@ -92,6 +119,8 @@ def main() -> None:
                 file=sys.stderr,
             )
             raise SystemExit(128 - failure.exitcode) from None
+        if failure.exitcode == BAD_INPUT:
+            raise SystemExit(BAD_INPUT) from None
         print(
             f'error: process {rank} ended with exit code {failure.exitcode}; '
             'all others were stopped. The reason stands above',
@@ -108,5 +137,6 @@ def main() -> None:
         raise SystemExit(128 + error.sigval) from None
 
 
+prepare_process()
 if __name__ == '__main__':
     main()

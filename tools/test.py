@@ -1,13 +1,11 @@
 """Evaluate a checkpoint of a detector or a classifier on the test set of its config."""
 
-import os
+import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loaded)
 
-# See tools/train.py: read when torch is loaded, so they stand before every other import.
-os.environ.setdefault('OMP_NUM_THREADS', '1')
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
-
+# isort: split
 import argparse
 import copy
+import os
 
 import mmengine
 from mmengine.config import Config, ConfigDict, DictAction

@@ -1,13 +1,10 @@
 """Train a detector or a classifier from an MMDetection, MMPretrain or mmstepnet config."""
 
-import os
+import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loaded)
 
-# OpenMP reads these when torch loads it, so they stand before every other import. Its spinning
-# threads can make processes that share cores many times slower; values set by the user win.
-os.environ.setdefault('OMP_NUM_THREADS', '1')
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
-
+# isort: split
 import argparse
+import os
 
 from mmengine.config import Config, DictAction
 from mmengine.registry import RUNNERS
@@ -118,10 +115,11 @@ def make_resumable(cfg: Config) -> None:
 
     See ``AtomicCheckpointHook`` and ``ExactResumeHook``.
     """
-    hooks = cfg.setdefault('default_hooks', {})
-    checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook'))
+    hooks = dict(cfg.get('default_hooks') or {})
+    checkpoint = hooks.get('checkpoint', dict(type='CheckpointHook'))
     if checkpoint is not None and checkpoint.get('type') == 'CheckpointHook':
-        checkpoint['type'] = 'mmstepnet.AtomicCheckpointHook'
+        hooks['checkpoint'] = dict(checkpoint, type='mmstepnet.AtomicCheckpointHook')
+    cfg.default_hooks = hooks
     custom = list(cfg.get('custom_hooks') or [])
     if not any(hook['type'] == 'mmstepnet.ExactResumeHook' for hook in custom):
         custom.append(dict(type='mmstepnet.ExactResumeHook'))
@@ -168,7 +166,7 @@ def set_resume(cfg: Config, resume: str | None) -> dict | None:
     cfg.resume, cfg.load_from = True, path
     if meta.get('seed') is not None:
         # The sampler is built before MMEngine takes the seed over, and would use another one.
-        cfg.setdefault('randomness', {})['seed'] = meta['seed']
+        cfg.randomness = dict(cfg.get('randomness', {}), seed=meta['seed'])
     return content
 
 

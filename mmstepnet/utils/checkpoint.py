@@ -48,13 +48,13 @@ def read_checkpoint(path: str) -> dict:
     try:
         checkpoint = torch.load(file, map_location='cpu', weights_only=True, mmap=is_zip)
     except Exception as error:
-        refused = re.search(r'Unsupported (?:global|class|operand)[^.]*?([\w.]+\.\w+)', str(error))
+        refused = re.search(r'GLOBAL ([\w.]+\.\w+)', str(error))
         what = (
             f'holds a {refused[1]}, which torch does not load safely'
             if refused
             else 'is not a checkpoint, or is damaged'
         )
-        raise CheckpointError(f'{path} {what} ({reason(error)[:120]})') from error
+        raise CheckpointError(f'{path} {what}') from error
     weights = state_dict(checkpoint) if isinstance(checkpoint, Mapping) else {}
     if not weights or not all(isinstance(key, str) for key in weights):
         raise CheckpointError(

@@ -9,6 +9,9 @@ from typing import NoReturn
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+# As argparse ends on bad arguments. tools/launch.py knows by it that all has been said.
+BAD_INPUT = 2
+
 
 def local_rank() -> int:
     """Number of this process on its machine, 0 without a launcher."""
@@ -16,7 +19,7 @@ def local_rank() -> int:
 
 
 def fail(message: object) -> NoReturn:
-    """End the process with exit code 1 and one message, however many processes there are.
+    """End the process with exit code 2 and one message, however many processes there are.
 
     The first process of a machine speaks. The others wait for it: the launcher ends them as soon
     as one has ended, and they must not be the first, or the message would be lost.
@@ -24,7 +27,7 @@ def fail(message: object) -> NoReturn:
     if local_rank() != 0:
         wait_for_the_end()
     print(f'error: {message}', file=sys.stderr, flush=True)
-    raise SystemExit(1)
+    raise SystemExit(BAD_INPUT)
 
 
 def wait_for_the_end() -> NoReturn:

@@ -1,10 +1,8 @@
 """Process groups for the command line tools: NCCL on GPUs, gloo where there is none."""
 
 import contextlib
-import ctypes
 import datetime
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,8 +80,6 @@ def process_group(launcher: str, cfg: Config) -> Iterator[None]:
         launcher: One of ``LAUNCHERS``.
         cfg: The whole config; ``env_cfg.dist_cfg`` holds backend and timeout (in seconds).
     """
-    if launcher == 'pytorch':
-        _end_with_launcher()
     if launcher != 'none':
         _init(launcher, cfg)
     try:
@@ -130,18 +126,6 @@ def _destroy(finished: bool = False) -> None:
     # after a good end: after an error its destruction waits for processes that no longer answer.
     if distributed.is_initialized() and (finished or distributed.get_backend() == 'gloo'):
         distributed.destroy_process_group()
-
-
-def _end_with_launcher() -> None:
-    """Let this process end with the one that started it, and at once on Ctrl-C.
-
-    Ctrl-C reaches the launcher too, which says so and ends what is left; a traceback of every
-    process would bury that line. The parent-death signal (Linux) covers a launcher that was killed.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == 'linux':
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def world_size() -> int:
