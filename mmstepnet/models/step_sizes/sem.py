@@ -36,10 +36,9 @@ class SEM(StepSize):
         super().__init__(in_channels)
         self.mlp = channel_mlp(in_channels, reduction, bias=True)
         self.conv = channel_conv(in_channels, kernel_size, gamma=2, b=1)
-        self.scale = nn.Parameter(torch.empty(in_channels))
-        self.shift = nn.Parameter(torch.empty(in_channels))
+        self.scale = nn.Parameter(torch.zeros(in_channels))
+        self.shift = nn.Parameter(torch.full((in_channels,), -1.0))
         self.switch = nn.Linear(in_channels, 3)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
