@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from typing import NoReturn
 
 BAD_INPUT = 2  # exit code of a process that has already told the user what is wrong
@@ -32,6 +33,8 @@ def prepare_process() -> None:
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     os.environ.setdefault('MKL_NUM_THREADS', os.environ['OMP_NUM_THREADS'])
     os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+    # MMEngine's import of a module that setuptools 80 still has: nothing that a user could act on.
+    warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
     if _LAUNCHER_PID not in os.environ:
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -110,7 +110,10 @@ def show(cfg: Config, args: argparse.Namespace) -> None:
         fail('--show and --show-dir need a `visualization` hook in default_hooks of the config')
     detection = hook.type.rpartition('.')[2] == 'DetVisualizationHook'
     hook['draw' if detection else 'enable'] = True
-    hook['test_out_dir' if detection else 'out_dir'] = args.show_dir
+    # Absolute, or MMDetection would put the folder inside the work directory's newest subfolder.
+    hook['test_out_dir' if detection else 'out_dir'] = (
+        os.path.abspath(args.show_dir) if args.show_dir else None
+    )
     hook.show = args.show
     hook.wait_time = args.wait_time
     hook.interval = args.interval

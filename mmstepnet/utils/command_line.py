@@ -1,5 +1,6 @@
 """What the command line tools share: reading a config, and ending with one line on bad input."""
 
+import copy
 import os
 import sys
 import time
@@ -80,9 +81,9 @@ def build_model(cfg: Config):
     for looking at a config and a checkpoint before anything is touched.
     """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    model = cfg.model.to_dict()
+    model = copy.deepcopy(cfg.model)
     if cfg.get('data_preprocessor') is not None:
-        model.setdefault('data_preprocessor', cfg.data_preprocessor.to_dict())
+        model.setdefault('data_preprocessor', copy.deepcopy(cfg.data_preprocessor))
     try:
         return MODELS.build(model)
     except (TypeError, ValueError, KeyError, AssertionError, FileNotFoundError) as error:
