@@ -37,7 +37,7 @@ def check_dataset_cfg(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> 
     For every data set the folders and annotation files must be there. Training and validation sets
     in COCO format are read and checked whole (:func:`mmstepnet.datasets.check_coco`), pictures by
     existence only; boxes that MMDetection is going to leave out are named in the log. With several
-    processes on a machine, the first one does that.
+    processes on a machine it is enough to call it in one.
 
     Data sets that download themselves, and those behind a ``backend_args`` storage, are left to
     their own classes.
@@ -90,9 +90,7 @@ def _check_dataset(dataset: dict, scope: str | None, content: bool) -> None:
         if not os.path.exists(path):
             raise FileNotFoundError(_missing(path, root))
 
-    is_coco = any(base.__name__ == 'CocoDataset' for base in cls.__mro__)
-    local_rank = os.environ.get('LOCAL_RANK') or os.environ.get('SLURM_LOCALID') or '0'
-    if is_coco and content and local_rank == '0':
+    if content and any(base.__name__ == 'CocoDataset' for base in cls.__mro__):
         classes = (dataset.get('metainfo') or {}).get('classes') or cls.METAINFO.get('classes')
         _check_content(ann_file, _join(root, prefix.get('img')) or root, classes)
 

@@ -1,7 +1,7 @@
 """Pictures with true and predicted boxes that are large enough to be read.
 
-Not imported with the package, since it needs MMDetection: a config that uses it names this module in
-``custom_imports``.
+Not imported with the package, since it needs MMDetection: a config that uses it names this module
+in ``custom_imports``.
 """
 
 import mmcv
@@ -19,13 +19,14 @@ class EnlargingDetVisualizer(DetLocalVisualizer):
     On a picture of 128 pixels, lines and text of the usual size hide what they are about.
 
     Args:
+        name: Name of the instance.
         min_edge: Pictures whose longer edge has fewer pixels are enlarged by the smallest whole
             number that brings them there.
         **kwargs: As for ``mmdet.DetLocalVisualizer``.
     """
 
-    def __init__(self, *args, min_edge: int = 512, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, name: str = 'visualizer', *args, min_edge: int = 512, **kwargs):
+        super().__init__(name, *args, **kwargs)
         if min_edge < 1:
             raise ValueError(f'min_edge must be at least 1, got {min_edge!r}')
         self.min_edge = min_edge

@@ -148,16 +148,6 @@ def test_validation_is_checked_and_test_only_for_existence(dataset, tmp_path):
         check_dataset_cfg(cfg)
 
 
-@pytest.mark.parametrize('variable', ['LOCAL_RANK', 'SLURM_LOCALID'])
-def test_one_process_a_machine_reads_the_files(dataset, tmp_path, monkeypatch, variable):
-    (tmp_path / 'ann.json').write_text('{')
-    monkeypatch.setenv(variable, '1')
-    check_dataset_cfg(config(dataset))
-    dataset['data_root'] += 'nowhere'
-    with pytest.raises(FileNotFoundError):
-        check_dataset_cfg(config(dataset))
-
-
 def test_classification_sets():
     pytest.importorskip('mmpretrain')
     cifar = dict(type='CIFAR10', data_root='data/no/cifar10')

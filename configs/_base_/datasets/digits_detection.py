@@ -1,7 +1,7 @@
 # Made by tools/dataset_converters/digits2coco.py: handwritten digits on 128x128 photographs.
 dataset_type = 'CocoDataset'
 data_root = 'data/digits_coco/'
-metainfo = dict(classes=tuple('0123456789'))
+metainfo = dict(classes=('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'))
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),

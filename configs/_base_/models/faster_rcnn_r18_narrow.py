@@ -1,7 +1,6 @@
 # Faster R-CNN for small pictures, trained from scratch, light enough for CPUs: ResNet-18, an FPN of
 # 64 channels, a box head of 256 units, 64 sampled regions a picture.
 _base_ = 'mmdet::_base_/models/faster-rcnn_r50_fpn.py'
-custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
 
 model = dict(
     backbone=dict(
@@ -15,7 +14,7 @@ model = dict(
     rpn_head=dict(
         in_channels=64,
         feat_channels=64,
-        anchor_generator=dict(scales=[6], ratios=[1.0, 1.6], strides=[4, 8, 16, 32]),
+        anchor_generator=dict(scales=[4, 5.65], ratios=[1.0], strides=[4, 8, 16, 32]),
     ),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=64, roi_layer=dict(sampling_ratio=1)),
