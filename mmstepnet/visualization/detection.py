@@ -59,8 +59,9 @@ def _enlarge(data_sample: DetDataSample | None, factor: int) -> DetDataSample | 
         return None
     data_sample = data_sample.clone()
     for key in ('gt_instances', 'pred_instances'):
-        instances = data_sample.get(key)
-        if instances is not None:
+        if key in data_sample:
+            instances = data_sample.get(key).clone()
             boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
             instances.bboxes = boxes * factor
+            setattr(data_sample, key, instances)
     return data_sample
