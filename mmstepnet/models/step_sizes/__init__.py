@@ -13,8 +13,21 @@ from .sge import SGE
 from .squeeze_excitation import SqueezeExcitation
 from .srm import SRM
 from .stepnet import StepNetAdaptor
+from .stepnet_ablation import StepNetAblation
 
-for _step_size in (CBAM, DIA, ECA, FCA, IE, SEM, SGE, SRM, SqueezeExcitation, StepNetAdaptor):
+for _step_size in (
+    CBAM,
+    DIA,
+    ECA,
+    FCA,
+    IE,
+    SEM,
+    SGE,
+    SRM,
+    SqueezeExcitation,
+    StepNetAblation,
+    StepNetAdaptor,
+):
     MODELS.register_module(module=_step_size)
 
 __all__ = [
@@ -27,6 +40,7 @@ __all__ = [
     'SGE',
     'SRM',
     'SqueezeExcitation',
+    'StepNetAblation',
     'StepNetAdaptor',
     'StepSize',
 ]

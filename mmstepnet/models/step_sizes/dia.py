@@ -29,8 +29,8 @@ class DIACell(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int):
         super().__init__()
-        self.input = channel_mlp(in_channels, reduction, bias=True, out_channels=4 * in_channels)
-        self.hidden = channel_mlp(in_channels, reduction, bias=True, out_channels=4 * in_channels)
+        self.input = channel_mlp(in_channels, reduction, bias=True, outputs_per_channel=4)
+        self.hidden = channel_mlp(in_channels, reduction, bias=True, outputs_per_channel=4)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         hidden, cell = memory

@@ -10,15 +10,16 @@ from torch.distributed.nn.functional import all_reduce
 class PooledBatchNorm(nn.BatchNorm1d):
     """Batch norm over (N, C) features such as spatial means.
 
-    A detector sees two pictures a GPU: normalised over two samples every pooled feature becomes +1 or -1,
-    whatever it was. So statistics are taken over all ranks (Peng et al.: MegDet, CVPR 2018,
-    https://arxiv.org/abs/1711.07240), on the CPU as on GPUs, and the running statistics agree between ranks
-    by themselves. With one sample in all, which has no variance, the running statistics are used and left as
-    they are.
+    A detector sees two pictures a GPU: normalised over two samples every pooled feature becomes +1
+    or -1, whatever it was. So statistics are taken over all ranks (Peng et al.: MegDet, CVPR 2018,
+    https://arxiv.org/abs/1711.07240), on the CPU as on GPUs, and the running statistics agree
+    between ranks by themselves. With one sample in all, which has no variance, the running
+    statistics are used and left as they are.
 
     Args:
         num_features: C.
-        sync: Take the statistics over all ranks of a distributed run, otherwise over this one's samples.
+        sync: Take the statistics over all ranks of a distributed run, otherwise over this one's
+            samples.
         **kwargs: As for ``torch.nn.BatchNorm1d``.
     """
 
@@ -39,7 +40,8 @@ class PooledBatchNorm(nn.BatchNorm1d):
         )
 
     def _forward_all_ranks(self, x: Tensor) -> Tensor:
-        # One reduction of count, sum and sum of squares; float64 takes the cancellation in the variance.
+        # One reduction of count, sum and sum of squares; float64 takes the cancellation in the
+        # variance.
         exact = x.double()
         count = exact.new_full((1,), len(x))
         total = all_reduce(torch.cat((count, exact.sum(0), exact.square().sum(0))))

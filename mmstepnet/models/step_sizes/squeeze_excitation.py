@@ -9,9 +9,15 @@ from .base import StepSize, check_channels, spatial_mean
 
 
 def channel_mlp(
-    in_channels: int, reduction: int, bias: bool, out_channels: int | None = None
+    in_channels: int,
+    reduction: int,
+    bias: bool,
+    inputs_per_channel: int = 1,
+    outputs_per_channel: int = 1,
 ) -> nn.Sequential:
-    """``W2 relu(W1 x)`` on channel vectors, (N, C) -> (N, out_channels), by default C.
+    """``W2 relu(W1 x)`` on channel vectors, (N, inputs * C) -> (N, outputs * C).
+
+    The layers meet in ``C // reduction`` channels.
 
     Raises:
         ValueError: ``reduction`` is no positive int, or leaves no channel between the layers.
@@ -26,9 +32,9 @@ def channel_mlp(
             f'at most {in_channels} is allowed'
         )
     return nn.Sequential(
-        nn.Linear(in_channels, hidden, bias=bias),
+        nn.Linear(in_channels * inputs_per_channel, hidden, bias=bias),
         nn.ReLU(inplace=True),
-        nn.Linear(hidden, out_channels or in_channels, bias=bias),
+        nn.Linear(hidden, in_channels * outputs_per_channel, bias=bias),
     )
 
 

@@ -13,6 +13,24 @@ from .pooled_norm import PooledBatchNorm
 INPUTS = ('pair', 'current', 'next', 'difference')
 
 
+def check_inputs(inputs: str) -> str:
+    """Return ``inputs`` if it is one of ``INPUTS``, raise ``ValueError`` otherwise."""
+    if inputs not in INPUTS:
+        raise ValueError(f'inputs must be one of {", ".join(INPUTS)}, got {inputs!r}')
+    return inputs
+
+
+def pool_states(identity: Tensor, residual: Tensor, inputs: str) -> tuple[Tensor, ...]:
+    """The spatial means that an adaptor with ``inputs`` sees, one (N, C) tensor or two."""
+    if inputs == 'current':
+        return (spatial_mean(identity),)
+    if inputs == 'difference':
+        return (spatial_mean(residual),)
+    current = spatial_mean(identity)
+    coarse_next = current + spatial_mean(residual)
+    return (coarse_next,) if inputs == 'next' else (current, coarse_next)
+
+
 class StepNetAdaptor(StepSize):
     r"""Step size :math:`dt = \sigma(\mathrm{IE}(\mathrm{BN}(w_0\,\bar x_t + w_1\,\bar x_{t+1})))`
     (equation 12).
@@ -63,9 +81,7 @@ class StepNetAdaptor(StepSize):
         momentum: float = 0.1,
     ):
         super().__init__(in_channels)
-        if inputs not in INPUTS:
-            raise ValueError(f'inputs must be one of {", ".join(INPUTS)}, got {inputs!r}')
-        self.inputs = inputs
+        self.inputs = check_inputs(inputs)
         self.weight = nn.Parameter(torch.empty(in_channels, 2 if inputs == 'pair' else 1))
         self.norm = PooledBatchNorm(in_channels, sync=sync, eps=eps, momentum=momentum)
         self.scale = nn.Parameter(torch.empty(in_channels))
@@ -87,7 +103,7 @@ class StepNetAdaptor(StepSize):
                 'StepNetAdaptor needs state and residual, but a plugin layer gets one tensor: '
                 "use mmstepnet.StepResNet with position='residual_step'"
             )
-        pooled = self._pool(identity, residual)
+        pooled = pool_states(identity, residual, self.inputs)
         if self.deployed:
             logit = torch.addcmul(self.bias, pooled[0], self.weight[:, 0])
             for mean, weight in zip(pooled[1:], self.weight.T[1:], strict=True):
@@ -96,16 +112,6 @@ class StepNetAdaptor(StepSize):
             mixed = sum(mean * self.weight[:, i] for i, mean in enumerate(pooled))
             logit = torch.addcmul(self.shift, self.norm(mixed), self.scale)
         return logit.sigmoid().to(residual.dtype)[:, :, None, None]
-
-    def _pool(self, identity: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
-        """The (N, C) means that ``inputs`` asks for."""
-        if self.inputs == 'current':
-            return (spatial_mean(identity),)
-        if self.inputs == 'difference':
-            return (spatial_mean(residual),)
-        current = spatial_mean(identity)
-        coarse_next = current + spatial_mean(residual)
-        return (coarse_next,) if self.inputs == 'next' else (current, coarse_next)
 
     @torch.no_grad()
     def switch_to_deploy(self) -> None:
