@@ -109,6 +109,8 @@ def show(cfg: Config, args: argparse.Namespace) -> None:
     if hook is None:
         fail('--show and --show-dir need a `visualization` hook in default_hooks of the config')
     detection = hook.type.rpartition('.')[2] == 'DetVisualizationHook'
+    if args.tta and not detection:
+        fail('--show and --show-dir do not go with --tta here: MMPretrain can not draw its batches')
     hook['draw' if detection else 'enable'] = True
     # Absolute, or MMDetection would put the folder inside the work directory's newest subfolder.
     hook['test_out_dir' if detection else 'out_dir'] = (
@@ -139,11 +141,10 @@ def add_flip_tta(cfg: Config) -> None:
                 'meta_keys', ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
             )
             pack['meta_keys'] = (*pack['meta_keys'], 'flip', 'flip_direction')
-        flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
-        # Boxes that a pipeline loads for evaluation would have to be flipped too; no metric needs
-        # them from here, since the data set's annotations are what it compares with.
+        # The picture as it is comes first: the merged sample carries the first one's annotations.
+        flips = [dict(type='RandomFlip', prob=0.0), dict(type='RandomFlip', prob=1.0)]
         cfg.tta_pipeline = [
-            *(step for step in dataset.pipeline[:-1] if step['type'] != 'LoadAnnotations'),
+            *dataset.pipeline[:-1],
             dict(type='TestTimeAug', transforms=[flips, [pack]]),
         ]
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
