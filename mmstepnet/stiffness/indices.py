@@ -43,9 +43,7 @@ def neural_stiffness_index(
             f'state must hold at least one sample, shape (N, ...), got {tuple(state.shape)}'
         )
     dims = tuple(range(1, state.dim()))
-    norms = (
-        torch.linalg.vector_norm(x, dim=dims, dtype=torch.float64) for x in (increment, state)
-    )
+    norms = (torch.linalg.vector_norm(x, dim=dims, dtype=torch.float64) for x in (increment, state))
     return divide_norms(*norms, eps=eps, nan_policy=nan_policy)
 
 

@@ -62,8 +62,10 @@ def total_neural_stiffness(nsi: Tensor, stages: Tensor, nan_policy: str = 'raise
     # A stage that stands still (mean 0) has height 0, so any finite width gives it no area.
     width = (height / mean.where(mean > 0, torch.ones_like(mean)) - 1).clamp(min=0)
     width, order = width.sort(dim=1, descending=True)
-    step = height.gather(1, order).cummax(dim=1).values.diff(
-        dim=1, prepend=torch.zeros_like(height[:, :1])
+    step = (
+        height.gather(1, order)
+        .cummax(dim=1)
+        .values.diff(dim=1, prepend=torch.zeros_like(height[:, :1]))
     )
     area = (width * step).sum(dim=1)
 
