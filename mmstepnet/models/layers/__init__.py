@@ -2,6 +2,7 @@
 
 from .iebn import IEBN
 from .metric_attention import MetricAttention
+from .relative_attention import RelativeAttention2d, attention_from_conv
 from .residual_step import ResidualStep
 
-__all__ = ['IEBN', 'MetricAttention', 'ResidualStep']
+__all__ = ['IEBN', 'MetricAttention', 'RelativeAttention2d', 'ResidualStep', 'attention_from_conv']
