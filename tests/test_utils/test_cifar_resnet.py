@@ -1,4 +1,6 @@
 import os
+import runpy
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,6 +60,31 @@ def test_stages_of_unequal_length_are_refused():
     state = {f'layer{i}.0.conv1.weight': torch.zeros(1) for i in (1, 2)}
     with pytest.raises(ValueError, match=r'three stages of equal length, found \[1, 1, 0\] blocks'):
         convert_cifar_resnet(state)
+
+
+def _run_tool(monkeypatch, *arguments):
+    tool = Path(__file__).parents[2] / 'tools' / 'model_converters' / 'cifar_resnet2mmstepnet.py'
+    monkeypatch.setattr(sys, 'argv', [str(tool), *map(str, arguments)])
+    runpy.run_path(str(tool), run_name='__main__')
+
+
+def test_tool_writes_a_checkpoint_and_prints_the_backbone(tmp_path, monkeypatch, capsys):
+    net = StepResNetCifar(8, block='basic', shortcut='pad', widths=(4, 8, 64))
+    torch.save(dict(state_dict=_as_others_name_it(net, 'shortcut', 'linear')), tmp_path / 'a.th')
+    _run_tool(monkeypatch, tmp_path / 'a.th', tmp_path / 'new' / 'b.pth')
+    assert "depth=8, block='basic', shortcut='pad', widths=(4, 8, 64)" in capsys.readouterr().out
+    state = torch.load(tmp_path / 'new' / 'b.pth')['state_dict']
+    assert torch.equal(state['backbone.conv1.weight'], net.conv1.weight)
+
+
+@pytest.mark.parametrize('content', [b'', b'PK not a checkpoint'])
+def test_tool_refuses_a_broken_file_and_writes_nothing(tmp_path, monkeypatch, capsys, content):
+    (tmp_path / 'a.th').write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        _run_tool(monkeypatch, tmp_path / 'a.th', tmp_path / 'b.pth')
+    assert stop.value.code == 1
+    assert 'a.th is not a CIFAR ResNet checkpoint' in capsys.readouterr().err
+    assert not (tmp_path / 'b.pth').exists()
 
 
 def _test_pictures():

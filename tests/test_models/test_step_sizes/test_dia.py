@@ -137,7 +137,7 @@ def test_blocks_that_differ_cannot_share():
         DIA(8, reduction=2).share(DIA(8))
 
 
-def _train_one_step(rank, world_size, port, results):
+def _train_one_step(rank, world_size, port, path):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         'gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=world_size
@@ -147,28 +147,31 @@ def _train_one_step(rank, world_size, port, results):
     batch = torch.randn(world_size, 3, 8, 8)
     net(batch[rank : rank + 1])[0].square().sum().backward()
     if rank == 0:
-        results.put([p.grad.numpy() for p in net.parameters()])
+        torch.save([p.grad for p in net.parameters()], path)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_data_parallel_gradients_with_checkpointing_are_the_mean_over_ranks():
-    import socket
-
-    context = torch.multiprocessing.get_context('spawn')
-    results = context.SimpleQueue()
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        port = s.getsockname()[1]
-    workers = torch.multiprocessing.spawn(
-        _train_one_step, args=(2, port, results), nprocs=2, join=False
-    )
-    actual = results.get()
-    while not workers.join():
-        pass
+def test_data_parallel_gradients_with_checkpointing_are_the_mean_over_ranks(tmp_path, free_port):
+    path = tmp_path / 'gradients.pth'
+    torch.multiprocessing.spawn(_train_one_step, args=(2, free_port, path), nprocs=2)
+    actual = torch.load(path)
     net = _net().eval()
     torch.manual_seed(1)
     expected = _gradients(net, torch.randn(2, 3, 8, 8))
     for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(torch.from_numpy(a), b / 2, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_autocast_keeps_the_memory_in_float32():
+    block = DIA(16)
+    residual = torch.randn(2, 16, 4, 4)
+    with torch.autocast('cpu', torch.bfloat16):
+        dt, memory = block(residual.bfloat16(), residual.bfloat16())
+        dt, memory = block(residual.bfloat16(), residual.bfloat16(), memory)
+    assert (dt.dtype, memory.dtype) == (torch.bfloat16, torch.float32)
+    exact, exact_memory = block(residual, residual)
+    exact, exact_memory = block(residual, residual, exact_memory)
+    torch.testing.assert_close(memory, exact_memory, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(dt.float(), exact, atol=0.02, rtol=0.02)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from scipy.fft import dctn
 
+from mmstepnet.models import StepResNet
 from mmstepnet.models.step_sizes import FCA
 from mmstepnet.models.step_sizes.fca import cosine_basis
 
@@ -58,6 +59,13 @@ def test_default_size_is_the_training_map_but_at_least_seven():
     assert FCA(16, map_size=28).dct_size == 28
     assert FCA(16, map_size=4).dct_size == 7
     assert FCA(16, map_size=28, dct_size=14).dct_size == 14
+
+
+@pytest.mark.parametrize('strides', [(1, 2, 2, 2), (1, 2, 2, 1)])
+def test_a_resnet_takes_the_maps_of_224_pixels(strides):
+    net = StepResNet(18, strides=strides, plugins=[dict(cfg=dict(type='mmstepnet.FCA'))])
+    sizes = [stage[0].step.step_size.dct_size for stage in net.stages]
+    assert sizes == [56, 28, 14, 14 // strides[3]]
 
 
 def test_checkpoints_fit_every_size():
