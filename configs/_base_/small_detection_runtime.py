@@ -19,7 +19,7 @@ optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
     clip_grad=dict(max_norm=10),
 )
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=5, val_interval=1)
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=3, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 auto_scale_lr = dict(enable=False, base_batch_size=8)

@@ -9,5 +9,5 @@ model = dict(
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=50),
-    dict(type='CosineAnnealingLR', T_max=5, by_epoch=True, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', T_max=3, by_epoch=True, convert_to_iter_based=True),
 ]

@@ -41,7 +41,7 @@ def parse_args() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument('--out', type=Path, default=Path('data/digits_coco'), help='folder to make')
-    parser.add_argument('--train', type=int, default=1000, help='number of training pictures')
+    parser.add_argument('--train', type=int, default=1600, help='number of training pictures')
     parser.add_argument('--val', type=int, default=200, help='number of validation pictures')
     parser.add_argument('--size', type=int, default=128, help='edge of a picture in pixels')
     parser.add_argument('--seed', type=int, default=0)
