@@ -16,6 +16,16 @@ def test_rank_correlation_by_hand():
     assert result.spearman.statistic.item() == pytest.approx(0.8)
     # Of the 24 orders, one has tau 1 and three have 2/3; two-sided, that is 8 of 24.
     assert result.kendall.p_value.item() == pytest.approx(8 / 24)
+    # Those four orders are at the same time the ones with rho >= 0.8.
+    assert result.spearman.p_value.item() == pytest.approx(8 / 24)
+
+
+def test_three_models_prove_nothing():
+    """Of six orders of three values, two agree perfectly up to the sign."""
+    result = rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 30.0, 40.0]))
+    assert result.spearman.statistic.item() == pytest.approx(1)
+    assert result.spearman.p_value.item() == pytest.approx(2 / 6)
+    assert result.kendall.p_value.item() == pytest.approx(2 / 6)
 
 
 def test_pearson_p_value_is_that_of_the_t_distribution():
