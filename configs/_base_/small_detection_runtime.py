@@ -7,6 +7,7 @@ custom_imports = dict(
 randomness = dict(seed=0)
 default_hooks = dict(
     logger=dict(interval=25),
+    visualization=dict(score_thr=0.5),
     checkpoint=dict(max_keep_ckpts=1, save_best='coco/bbox_mAP', rule='greater'),
 )
 # Each process has its own running statistics of the norms; without this they drift apart.

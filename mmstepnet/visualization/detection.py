@@ -22,14 +22,29 @@ class EnlargingDetVisualizer(DetLocalVisualizer):
         name: Name of the instance.
         min_edge: Pictures whose longer edge has fewer pixels are enlarged by the smallest whole
             number that brings them there.
+        min_font_size: Labels are at least this large; MMDetection's shrink with the box, down to 6.
         **kwargs: As for ``mmdet.DetLocalVisualizer``.
     """
 
-    def __init__(self, name: str = 'visualizer', *args, min_edge: int = 512, **kwargs):
+    def __init__(
+        self,
+        name: str = 'visualizer',
+        *args,
+        min_edge: int = 512,
+        min_font_size: int = 18,
+        **kwargs,
+    ):
         super().__init__(name, *args, **kwargs)
         if min_edge < 1:
             raise ValueError(f'min_edge must be at least 1, got {min_edge!r}')
         self.min_edge = min_edge
+        self.min_font_size = min_font_size
+
+    def draw_texts(self, texts, positions, font_sizes=None, **kwargs):
+        """See the base class."""
+        if isinstance(font_sizes, int):
+            font_sizes = max(font_sizes, self.min_font_size)
+        return super().draw_texts(texts, positions, font_sizes=font_sizes, **kwargs)
 
     def add_datasample(
         self,

@@ -1,7 +1,21 @@
 # Made by tools/dataset_converters/digits2coco.py: handwritten digits on 128x128 photographs.
 dataset_type = 'CocoDataset'
 data_root = 'data/digits_coco/'
-metainfo = dict(classes=('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'))
+metainfo = dict(
+    classes=('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'),
+    palette=[
+        (255, 255, 255),
+        (230, 159, 0),
+        (86, 180, 233),
+        (0, 214, 150),
+        (240, 228, 66),
+        (90, 130, 255),
+        (255, 94, 0),
+        (255, 130, 200),
+        (170, 255, 90),
+        (190, 120, 255),
+    ],
+)
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
