@@ -26,7 +26,7 @@ def sample():
 @pytest.fixture
 def visualizer():
     visualizer = EnlargingDetVisualizer(
-        min_edge=100, bbox_color=(255, 0, 0), line_width=1, alpha=1.0
+        min_edge=100, min_font_size=6, bbox_color=(255, 0, 0), line_width=1, alpha=1.0
     )
     visualizer.dataset_meta = dict(classes=('0', '1'))
     return visualizer
