@@ -24,6 +24,9 @@ begin() {
 
 trap 'echo "Stopped. bash tools/quickstart.sh goes on from there." >&2; exit 130' INT
 
+# In a log, a progress bar is a line a minute.
+[ -t 2 ] || export TQDM_MININTERVAL=${TQDM_MININTERVAL:-60}
+
 begin 'Installing (about 15 min the first time, most of it for compiling mmcv)'
 # shellcheck source=tools/setup_env.sh
 source tools/setup_env.sh

@@ -1,6 +1,6 @@
 # What slurm_train.sh and slurm_test.sh ask srun for; sourced, not run.
 # Sets SLURM_RESOURCES from PARTITION, JOB_NAME and the environment.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034  # the scripts that source it use SLURM_RESOURCES
 GPUS=${GPUS:-8}
 CPUS_PER_TASK=${CPUS_PER_TASK:-5}
 for name in GPUS CPUS_PER_TASK GPUS_PER_NODE; do

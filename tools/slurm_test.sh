@@ -15,6 +15,7 @@ CONFIG=$3
 CHECKPOINT=$4
 shift 4
 
+# shellcheck source=tools/slurm_resources.sh
 source "$TOOLS/slurm_resources.sh"
 exec srun "${SLURM_RESOURCES[@]}" \
     "${PYTHON:-python}" -u "$TOOLS/test.py" "$CONFIG" "$CHECKPOINT" --launcher slurm "$@"
