@@ -1,0 +1,148 @@
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / 'tools'
+
+TOY_MODULE = '''
+import torch
+from mmengine.evaluator import BaseMetric
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, METRICS, MODELS
+
+
+@DATASETS.register_module()
+class ToyData:
+    """Two classes of vectors, with an augmentation that draws random numbers."""
+
+    metainfo = dict(classes=('negative', 'positive'))
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(index))
+        return dict(inputs=x + 0.1 * torch.randn(4), label=int(x.sum() > 0))
+
+
+@MODELS.register_module()
+class ToyModel(BaseModel):
+    """Two linear layers with dropout."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.backbone = torch.nn.Linear(4, width)
+        self.head = torch.nn.Linear(width, 2)
+        self.dropout = torch.nn.Dropout(0.3)
+
+    def forward(self, inputs, label, mode='loss'):
+        scores = self.head(self.dropout(self.backbone(inputs).relu()))
+        if mode == 'loss':
+            return dict(loss=torch.nn.functional.cross_entropy(scores, label))
+        return [dict(right=bool(r)) for r in scores.argmax(1) == label]
+
+
+@METRICS.register_module()
+class ToyAccuracy(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results += [sample['right'] for sample in data_samples]
+
+    def compute_metrics(self, results):
+        return dict(accuracy=sum(results) / len(results))
+'''
+
+TOY_CONFIG = """
+custom_imports = dict(imports=['toy_module'], allow_failed_imports=False)
+default_scope = 'mmengine'
+model = dict(type='ToyModel')
+train_dataloader = dict(
+    dataset=dict(type='ToyData'),
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    collate_fn=dict(type='default_collate'),
+    batch_size=2,
+    num_workers=1,
+    persistent_workers=True,
+)
+val_dataloader = dict(
+    dataset=dict(type='ToyData'),
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    collate_fn=dict(type='default_collate'),
+    batch_size=2,
+    num_workers=0,
+)
+test_dataloader = val_dataloader
+val_evaluator = test_evaluator = dict(type='ToyAccuracy')
+train_cfg = dict(by_epoch=True, max_epochs=4)
+val_cfg = test_cfg = dict()
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9))
+param_scheduler = dict(type='MultiStepLR', milestones=[2])
+auto_scale_lr = dict(base_batch_size=1)
+default_hooks = dict(
+    logger=dict(type='LoggerHook', interval=1),
+    checkpoint=dict(type='CheckpointHook', interval=1),
+)
+"""
+
+
+def load_tool(name):
+    """Import a script of ``tools/`` as a module."""
+    if str(TOOLS) not in sys.path:
+        sys.path.insert(0, str(TOOLS))
+    spec = importlib.util.spec_from_file_location(f'tools_{name}', TOOLS / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Toy:
+    """A model, a data set and a config so small that a training run takes a moment."""
+
+    def __init__(self, folder):
+        folder.mkdir()
+        (folder / 'toy_module.py').write_text(TOY_MODULE)
+        self.config = folder / 'toy config.py'
+        self.config.write_text(TOY_CONFIG)
+        path = f'{folder}{os.pathsep}{ROOT}'
+        self.env = {**os.environ, 'PYTHONPATH': path, 'PYTHON': sys.executable}
+        self.counter = itertools.count()
+        sys.path.insert(0, str(folder))
+
+    def call(self, monkeypatch, tool, *arguments):
+        """Run a tool's ``main`` in this process."""
+        # Runs that start in the same second would share MMEngine's message hub.
+        name = f'experiment_name=toy_{next(self.counter)}'
+        arguments = [str(argument) for argument in arguments]
+        if '--cfg-options' in arguments:
+            arguments.insert(arguments.index('--cfg-options') + 1, name)
+        else:
+            arguments += ['--cfg-options', name]
+        monkeypatch.delenv('LOCAL_RANK', raising=False)
+        monkeypatch.setattr(sys, 'argv', [tool, str(self.config), *arguments])
+        load_tool(tool).main()
+
+    def start(self, script, *arguments, **env):
+        """Start a shell script of ``tools/`` as a process."""
+        return subprocess.Popen(
+            ['bash', str(TOOLS / script), *map(str, arguments)],
+            env={**self.env, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, script, *arguments, **env):
+        """Run a shell script to its end: exit code and output."""
+        process = self.start(script, *arguments, **env)
+        output, _ = process.communicate(timeout=300)
+        return process.returncode, output
+
+
+@pytest.fixture(scope='session')
+def toy(tmp_path_factory):
+    return Toy(tmp_path_factory.mktemp('tools') / 'toy project')

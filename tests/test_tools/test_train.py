@@ -1,0 +1,316 @@
+import errno
+import json
+import os
+import shutil
+
+import pytest
+import torch
+
+import mmstepnet  # noqa: F401  (lets the safe loader read MMEngine's checkpoints)
+from mmstepnet.engine.hooks import AtomicLocalBackend
+
+
+def weights(path):
+    return torch.load(path)['state_dict']
+
+
+def assert_same_weights(one, other):
+    one, other = weights(one), weights(other)
+    assert one.keys() == other.keys()
+    for key in one:
+        assert torch.equal(one[key], other[key]), key
+
+
+def losses(work_dir):
+    """Training loss by iteration, as the log has it."""
+    rows = [
+        json.loads(line)
+        for path in work_dir.glob('*/vis_data/scalars.json')
+        for line in path.read_text().splitlines()
+    ]
+    return {row['step']: row['loss'] for row in rows if 'loss' in row}
+
+
+@pytest.fixture(scope='module')
+def whole_run(toy, tmp_path_factory):
+    """Four epochs without a break."""
+    work_dir = tmp_path_factory.mktemp('whole') / 'run'
+    with pytest.MonkeyPatch.context() as patch:
+        toy.call(patch, 'train', '--work-dir', work_dir)
+    return work_dir
+
+
+def killed_after(whole_run, work_dir, epochs):
+    """The work directory of the same run, killed after some epochs."""
+    work_dir.mkdir()
+    for epoch in range(1, epochs + 1):
+        shutil.copy(whole_run / f'epoch_{epoch}.pth', work_dir)
+    (work_dir / 'last_checkpoint').write_text(str(work_dir / f'epoch_{epochs}.pth'))
+    return work_dir
+
+
+def test_resumed_run_equals_the_one_without_a_break(toy, whole_run, tmp_path, monkeypatch):
+    work_dir = killed_after(whole_run, tmp_path / 'run', epochs=2)
+    toy.call(monkeypatch, 'train', '--work-dir', work_dir, '--resume')
+
+    assert_same_weights(whole_run / 'epoch_4.pth', work_dir / 'epoch_4.pth')
+    all_losses, resumed = losses(whole_run), losses(work_dir)
+    assert sorted(resumed) == list(range(13, 25))
+    assert resumed == {step: all_losses[step] for step in resumed}
+    optimizers = [
+        torch.load(folder / 'epoch_4.pth')['optimizer']['state'] for folder in (whole_run, work_dir)
+    ]
+    for key, state in optimizers[0].items():
+        assert torch.equal(state['momentum_buffer'], optimizers[1][key]['momentum_buffer'])
+
+
+def test_epochs_draw_different_random_numbers(whole_run):
+    """A seed that every epoch starts from again would repeat the augmentations."""
+    values = list(losses(whole_run).values())
+    assert len(set(values)) == len(values)
+
+
+def test_resume_passes_over_a_truncated_checkpoint(toy, whole_run, tmp_path, monkeypatch, capsys):
+    work_dir = killed_after(whole_run, tmp_path / 'run', epochs=3)
+    newest = work_dir / 'epoch_3.pth'
+    newest.write_bytes(newest.read_bytes()[:2000])
+    capsys.readouterr()
+    toy.call(monkeypatch, 'train', '--work-dir', work_dir, '--resume')
+
+    assert 'epoch_3.pth is truncated: it ends after 2000 bytes' in capsys.readouterr().err
+    assert_same_weights(whole_run / 'epoch_4.pth', work_dir / 'epoch_4.pth')
+
+
+def test_resume_in_an_empty_work_dir_starts_from_the_beginning(
+    toy, whole_run, tmp_path, monkeypatch, capsys
+):
+    seed = torch.load(whole_run / 'epoch_1.pth')['meta']['seed']
+    toy.call(
+        monkeypatch,
+        'train',
+        *('--work-dir', tmp_path / 'run', '--resume'),
+        *('--cfg-options', f'randomness.seed={seed}', 'train_cfg.max_epochs=1'),
+    )
+    assert 'training starts from the beginning' in capsys.readouterr().err
+    assert_same_weights(whole_run / 'epoch_1.pth', tmp_path / 'run' / 'epoch_1.pth')
+
+
+def derived_config(toy, tmp_path, monkeypatch, text):
+    """Let the tools run on a config that changes the toy's."""
+    config = tmp_path / 'derived.py'
+    config.write_text(f'_base_ = {str(toy.config)!r}\n{text}\n')
+    monkeypatch.setattr(toy, 'config', config)
+
+
+def test_iteration_based_run_resumes_exactly(toy, tmp_path, monkeypatch):
+    derived_config(
+        toy,
+        tmp_path,
+        monkeypatch,
+        "train_dataloader = dict(sampler=dict(type='InfiniteSampler'))\n"
+        'train_cfg = dict(_delete_=True, by_epoch=False, max_iters=10)\n'
+        'param_scheduler = dict(by_epoch=False)\n'
+        'default_hooks = dict(checkpoint=dict(by_epoch=False, interval=5))\n',
+    )
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    toy.call(monkeypatch, 'train', '--work-dir', first, '--no-validate')
+    second.mkdir()
+    shutil.copy(first / 'iter_5.pth', second)
+    toy.call(monkeypatch, 'train', '--work-dir', second, '--no-validate', '--resume')
+    assert_same_weights(first / 'iter_10.pth', second / 'iter_10.pth')
+
+
+def test_a_failed_write_leaves_the_former_checkpoint(tmp_path, monkeypatch):
+    backend = AtomicLocalBackend()
+    path = tmp_path / 'folder' / 'epoch_1.pth'
+    backend.put(b'first', str(path))
+
+    def full_disk(_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, 'fsync', full_disk)
+    with pytest.raises(OSError, match='No space left'):
+        backend.put(b'second', str(path))
+    assert path.read_bytes() == b'first'
+    assert [p.name for p in path.parent.iterdir()] == ['epoch_1.pth']
+
+
+def test_old_checkpoints_go_after_the_new_one_is_there(toy, tmp_path, monkeypatch):
+    work_dir = tmp_path / 'run'
+    there_before_writing = []
+    put = AtomicLocalBackend.put
+
+    def record(self, obj, filepath):
+        there_before_writing.append({p.name for p in work_dir.glob('*.pth')})
+        put(self, obj, filepath)
+
+    monkeypatch.setattr(AtomicLocalBackend, 'put', record)
+    hook = 'default_hooks.checkpoint'
+    toy.call(
+        monkeypatch,
+        'train',
+        *('--work-dir', work_dir, '--cfg-options'),
+        *(f'{hook}.max_keep_ckpts=1', f'{hook}.save_best=accuracy', f'{hook}.rule=greater'),
+    )
+    assert there_before_writing[0] == set()
+    for names in there_before_writing[1:]:
+        assert any(name.startswith('epoch_') for name in names)
+    left = {p.name for p in work_dir.glob('*.pth')}
+    assert 'epoch_4.pth' in left
+    assert len([name for name in left if name.startswith('epoch_')]) == 1
+    assert len([name for name in left if name.startswith('best_')]) == 1
+
+
+def refused(toy, monkeypatch, capsys, tool, *arguments):
+    """The message with which a tool ends, after a look that it has touched nothing."""
+    work_dir = toy.config.parent / 'must not appear'
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        toy.call(monkeypatch, tool, '--work-dir', work_dir, *arguments)
+    assert exit_info.value.code == 2
+    assert not work_dir.exists()
+    message = capsys.readouterr().err.strip()
+    assert message.startswith('error: ')
+    assert '\n' not in message
+    return message
+
+
+@pytest.fixture
+def bad_checkpoints(whole_run, tmp_path):
+    good = (whole_run / 'epoch_4.pth').read_bytes()
+    (tmp_path / 'truncated.pth').write_bytes(good[: len(good) // 2])
+    (tmp_path / 'empty.pth').write_bytes(b'')
+    (tmp_path / 'text.pth').write_text('not a checkpoint')
+    torch.save([1, 2], tmp_path / 'list.pth')
+    torch.save({'state_dict': {'w': torch.ones(1)}, 'run': os.system}, tmp_path / 'unsafe.pth')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('missing', 'does not exist'),
+        ('truncated', 'is truncated: it ends after'),
+        ('empty', 'is truncated: it ends after 0 bytes'),
+        ('text', 'is not a checkpoint, or is damaged'),
+        ('list', 'no state dict in a list'),
+        ('unsafe', 'holds a posix.system, which torch does not load safely'),
+    ],
+)
+def test_unusable_checkpoints(toy, bad_checkpoints, monkeypatch, capsys, name, message):
+    path = bad_checkpoints / f'{name}.pth'
+    assert message in refused(toy, monkeypatch, capsys, 'test', path)
+    assert message in refused(toy, monkeypatch, capsys, 'train', '--resume', path)
+    load_from = ('--no-validate', '--cfg-options', f'load_from={path}')
+    assert message in refused(toy, monkeypatch, capsys, 'train', *load_from)
+
+
+def test_checkpoint_of_another_network(toy, whole_run, tmp_path, monkeypatch, capsys):
+    path = whole_run / 'epoch_4.pth'
+    wider = ('--cfg-options', 'model.width=16')
+    expected = '3 of another shape (first: backbone.weight (8, 4) instead of (16, 4))'
+    assert expected in refused(toy, monkeypatch, capsys, 'test', path, *wider)
+    assert expected in refused(toy, monkeypatch, capsys, 'train', '--resume', path, *wider)
+    message = refused(
+        toy, monkeypatch, capsys, 'train', '--no-validate', *wider, f'load_from={path}'
+    )
+    assert 'of another backbone than the config: 2 of another shape' in message
+
+    deeper = torch.load(path)
+    deeper['state_dict']['backbone.layer4.weight'] = torch.ones(1)
+    torch.save(deeper, tmp_path / 'deeper.pth')
+    message = refused(toy, monkeypatch, capsys, 'test', tmp_path / 'deeper.pth')
+    assert '1 not in the model (first: backbone.layer4.weight)' in message
+
+
+def test_weights_without_optimizer_can_not_be_resumed(
+    toy, whole_run, tmp_path, monkeypatch, capsys
+):
+    torch.save({'state_dict': weights(whole_run / 'epoch_4.pth')}, tmp_path / 'slim.pth')
+    message = refused(toy, monkeypatch, capsys, 'train', '--resume', tmp_path / 'slim.pth')
+    assert 'holds no optimizer state' in message
+
+
+def test_resume_with_another_total_batch_size(toy, whole_run, monkeypatch, capsys):
+    message = refused(
+        toy,
+        monkeypatch,
+        capsys,
+        'train',
+        *('--resume', whole_run / 'epoch_2.pth'),
+        *('--cfg-options', 'train_dataloader.batch_size=4'),
+    )
+    assert 'was written with 1 processes x 2 samples, this run has 1 x 4' in message
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--amp'], '--amp needs a GPU'),
+        (['--launcher', 'pytorch'], 'without RANK, LOCAL_RANK, WORLD_SIZE'),
+        (['--cfg-options', 'model.widht=4'], "unexpected keyword argument 'widht'"),
+        (['--cfg-options', 'model.type=Nothing'], 'Nothing is not in the mmengine::model registry'),
+        (['--cfg-options', 'train_dataloader=None'], 'has no `train_dataloader`'),
+    ],
+)
+def test_bad_settings(toy, monkeypatch, capsys, arguments, message):
+    for name in ('RANK', 'WORLD_SIZE'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    assert message in refused(toy, monkeypatch, capsys, 'train', '--no-validate', *arguments)
+
+
+def test_auto_scale_lr_without_a_base(toy, tmp_path, monkeypatch, capsys):
+    derived_config(toy, tmp_path, monkeypatch, 'auto_scale_lr = dict(_delete_=True)')
+    message = refused(toy, monkeypatch, capsys, 'train', '--auto-scale-lr')
+    assert 'needs auto_scale_lr.base_batch_size' in message
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        (None, 'does not exist'),
+        ('model = dict(', 'SyntaxError'),
+        ("_base_ = 'nowhere.py'", 'nowhere.py'),
+        ('x = 1', 'has no `model`'),
+    ],
+)
+def test_unusable_configs(toy, tmp_path, monkeypatch, capsys, text, message):
+    config = tmp_path / 'config.py'
+    if text is not None:
+        config.write_text(text)
+    monkeypatch.setattr(toy, 'config', config)
+    assert message in refused(toy, monkeypatch, capsys, 'train', '--no-validate')
+
+
+def test_flags_reach_the_config(toy, tmp_path, monkeypatch):
+    work_dir = tmp_path / 'run'
+    toy.call(
+        monkeypatch,
+        'train',
+        *('--work-dir', work_dir, '--auto-scale-lr', '--no-validate', '--no-pin-memory'),
+        *('--cfg-options', 'train_cfg.max_epochs=1'),
+    )
+    rows = [
+        json.loads(line)
+        for path in work_dir.glob('*/vis_data/scalars.json')
+        for line in path.read_text().splitlines()
+    ]
+    assert rows[0]['lr'] == pytest.approx(0.2)  # base batch size 1, batch size 2
+    assert not any('accuracy' in row for row in rows)
+    dumped = (work_dir / toy.config.name).read_text()
+    assert 'pin_memory=False' in dumped
+    assert "type='mmstepnet.AtomicCheckpointHook'" in dumped
+
+
+def test_test_writes_metrics(toy, whole_run, tmp_path, monkeypatch):
+    out = tmp_path / 'metrics.json'
+    toy.call(
+        monkeypatch,
+        'test',
+        whole_run / 'epoch_4.pth',
+        *('--work-dir', tmp_path / 'run', '--out', out, '--out-item', 'metrics'),
+    )
+    accuracy = json.loads(out.read_text())['accuracy']
+    # Eight of twelve or more: the augmentation can turn a sample near the border.
+    assert accuracy >= 8 / 12
