@@ -90,9 +90,16 @@ def _check_dataset(dataset: dict, scope: str | None, content: bool) -> None:
         if not os.path.exists(path):
             raise FileNotFoundError(_missing(path, root))
 
-    if content and any(base.__name__ == 'CocoDataset' for base in cls.__mro__):
+    if content and _reads_like_coco(cls):
         classes = (dataset.get('metainfo') or {}).get('classes') or cls.METAINFO.get('classes')
         _check_content(ann_file, _join(root, prefix.get('img')) or root, classes)
+
+
+def _reads_like_coco(cls: type) -> bool:
+    """Whether a class reads files as ``CocoDataset`` does; its panoptic and LVIS children don't."""
+    base = next((base for base in cls.__mro__ if base.__name__ == 'CocoDataset'), None)
+    names = ('load_data_list', 'parse_data_info')
+    return base is not None and all(getattr(cls, n) is getattr(base, n) for n in names)
 
 
 def _dataset_class(name, scope: str | None) -> type:

@@ -148,6 +148,13 @@ def test_validation_is_checked_and_test_only_for_existence(dataset, tmp_path):
         check_dataset_cfg(cfg)
 
 
+def test_panoptic_files_are_not_read_as_boxes(dataset, tmp_path):
+    (tmp_path / 'ann.json').write_text('{')
+    check_dataset_cfg(config(dict(dataset, type='CocoPanopticDataset')))
+    with pytest.raises(ValueError, match='broken JSON'):
+        check_dataset_cfg(config(dict(dataset, type='DeepFashionDataset')))
+
+
 def test_classification_sets():
     pytest.importorskip('mmpretrain')
     cifar = dict(type='CIFAR10', data_root='data/no/cifar10')
