@@ -3,6 +3,7 @@
 from .correlation import Correlation, Correlations, rank_correlation, step_size_correlation
 from .indices import neural_stiffness_index, stiffness_aware_index
 from .jacobian import stiffness_index
+from .recorder import TrajectoryRecorder
 from .report import build_report, read_report, read_samples, write_report
 from .total_stiffness import (
     TNS,
@@ -15,6 +16,7 @@ __all__ = [
     'TNS',
     'Correlation',
     'Correlations',
+    'TrajectoryRecorder',
     'build_report',
     'neural_stiffness_index',
     'rank_correlation',

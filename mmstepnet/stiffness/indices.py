@@ -53,6 +53,7 @@ def divide_norms(
     names: Sequence[str] | None = None,
     eps: float = 0.0,
     nan_policy: str = 'raise',
+    first_sample: int = 0,
 ) -> Tensor:
     """NSI from norms that were already taken.
 
@@ -62,6 +63,7 @@ def divide_norms(
         names: The L blocks' names, for the error message.
         eps: A state whose norm is not larger than this counts as zero.
         nan_policy: ``'raise'``, or ``'omit'`` to get NaN where there is no NSI.
+        first_sample: Number of the first row, for the error message.
 
     Returns:
         Quotients in float64, the same shape.
@@ -77,10 +79,14 @@ def divide_norms(
     usable = finite & (state_norm.detach() > eps)
     if nan_policy == 'raise' and not usable.all():
         index = (~usable).nonzero()[0].tolist()
-        where = f'sample {index[0]}'
+        where = f'sample {first_sample + index[0]}'
         if len(index) == 2:
             where = f'block {names[index[1]] if names else index[1]}, {where}'
-        what = 'the state has norm zero' if finite[tuple(index)] else 'features are NaN or Inf'
+        what = (
+            'the state has norm zero'
+            if finite[tuple(index)]
+            else 'features or the step size are NaN or Inf'
+        )
         raise ValueError(
             f"{where}: {what}, so NSI is not defined; nan_policy='omit' leaves the sample out"
         )
