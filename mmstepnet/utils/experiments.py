@@ -1,0 +1,277 @@
+"""Tables of many training runs that can be stopped and started again.
+
+A run is one training with one seed. It owns a folder; when it is done, ``result.json`` lies there,
+and the run is never repeated. A run without that file was broken off: its training goes on from
+its newest checkpoint. Tables are made of the results alone.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+RESULT = 'result.json'
+FORMAT = 'mmstepnet.run/1'
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Args:
+        row: Row of the table, the method for instance.
+        column: Column, the data set for instance.
+        seed: Random seed.
+        root: Folder of the table's runs.
+        config: Config file, for runs that ``tools/train.py`` does.
+        options: ``--cfg-options`` of such a run, or the settings of another kind of run. Part of
+            what the result is recognised by.
+    """
+
+    row: str
+    column: str
+    seed: int
+    root: Path
+    config: str | None = None
+    options: dict = field(default_factory=dict)
+
+    @property
+    def work_dir(self) -> Path:
+        """The run's own folder."""
+        return Path(self.root) / self.column / self.row / f'seed{self.seed}'
+
+    @property
+    def settings(self) -> dict:
+        """Everything that decides on the run's outcome, as JSON holds it."""
+        settings = {k: v for k, v in asdict(self).items() if k != 'root'}
+        return json.loads(json.dumps(settings))
+
+
+class RunError(RuntimeError):
+    """A run failed, or its folder holds the result of other settings."""
+
+
+def read_result(run: Run) -> dict | None:
+    """The result of a finished run; None if the run isn't finished.
+
+    Raises:
+        RunError: The folder holds a result of other settings, or one that can't be read.
+    """
+    path = run.work_dir / RESULT
+    if not path.is_file():
+        return None
+    try:
+        result = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise RunError(f'{path} is no valid JSON ({error}); delete it to repeat the run') from error
+    if result.get('format') != FORMAT:
+        raise RunError(f'{path} is not of format {FORMAT!r}; delete it to repeat the run')
+    given, wanted = result['settings'], run.settings
+    if given != wanted:
+        differing = sorted(k for k in {*given, *wanted} if given.get(k) != wanted.get(k))
+        raise RunError(
+            f'{path} comes from other settings ({", ".join(differing)} differ): choose another '
+            '--work-dir, or delete the folder to repeat the run'
+        )
+    return result
+
+
+def write_result(run: Run, **content) -> dict:
+    """Write ``result.json`` at once or not at all, and return what it holds."""
+    result = dict(format=FORMAT, settings=run.settings, **content)
+    path = run.work_dir / RESULT
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix('.tmp')
+    temporary.write_text(json.dumps(result, indent=1) + '\n')
+    os.replace(temporary, path)
+    return result
+
+
+def complete(
+    runs: Sequence[Run],
+    execute: Callable[[Run], dict],
+    say: Callable[[str], None] = print,
+) -> list[dict]:
+    """Do what is missing of ``runs`` in their order and return all results.
+
+    Args:
+        runs: The runs of a table.
+        execute: Does one run and returns what its result holds: ``metrics`` (numbers by name) and
+            whatever else JSON takes.
+        say: Takes a line about each run and the time left.
+
+    Raises:
+        RunError: From ``execute`` or :func:`read_result`. What was done before stays done.
+    """
+    results = [read_result(run) for run in runs]
+    missing = [i for i, result in enumerate(results) if result is None]
+    if len(missing) < len(runs):
+        say(f'{len(runs) - len(missing)} of {len(runs)} runs are already there')
+    spent = 0.0
+    for done, i in enumerate(missing):
+        run = runs[i]
+        left = f', about {_duration(spent / done * (len(missing) - done))} left' if done else ''
+        say(f'[{done + 1}/{len(missing)}] {run.column} {run.row} seed {run.seed}{left}')
+        start = time.monotonic()
+        content = execute(run)
+        seconds = time.monotonic() - start
+        spent += seconds
+        results[i] = write_result(run, seconds=round(seconds, 2), **content)
+    return results
+
+
+def finished(runs: Iterable[Run]) -> list[dict]:
+    """The results that are there, in the order of ``runs``."""
+    return [result for run in runs if (result := read_result(run)) is not None]
+
+
+def train_command(run: Run, gpus: int = 0) -> list[str]:
+    """The command that trains a run, or goes on with it.
+
+    Args:
+        run: A run with a ``config``.
+        gpus: Processes; with 0 or 1 a single one without launcher.
+    """
+    options = [f'{key}={_literal(value)}' for key, value in run.options.items()]
+    options.append(f'randomness.seed={run.seed}')
+    command = [run.config, '--work-dir', str(run.work_dir), '--resume', '--cfg-options', *options]
+    if gpus > 1:
+        return ['bash', str(_ROOT / 'tools/dist_train.sh'), run.config, str(gpus), *command[1:]]
+    return [sys.executable, str(_ROOT / 'tools/train.py'), *command]
+
+
+def train(run: Run, gpus: int = 0) -> list[dict]:
+    """Train a run in a process of its own, its output in ``console.log``.
+
+    Returns:
+        list[dict]: The evaluations, see :func:`evaluations`.
+
+    Raises:
+        RunError: The training failed; with the end of its output.
+    """
+    run.work_dir.mkdir(parents=True, exist_ok=True)
+    log = run.work_dir / 'console.log'
+    command = train_command(run, gpus)
+    with log.open('a') as stream:
+        code = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT).returncode
+    if code:
+        tail = '\n'.join(log.read_text().splitlines()[-15:])
+        raise RunError(
+            f'run {run.work_dir} ended with exit code {code}; the end of {log}:\n{tail}\n'
+            f'command: {shlex.join(command)}'
+        )
+    found = evaluations(run.work_dir)
+    if not found:
+        raise RunError(f'run {run.work_dir} was not evaluated once: its log has no metric')
+    return found
+
+
+def scalars(work_dir: Path) -> list[dict]:
+    """Every line that MMEngine logged in a work directory, oldest start of the training first."""
+    files = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
+    lines = (line for file in files for line in file.read_text().splitlines())
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            # The last line of a process that was killed while it wrote.
+            continue
+    return found
+
+
+def evaluations(work_dir: Path) -> list[dict]:
+    """The evaluations of a training by epoch or iteration (``step``), resumed ones once."""
+    by_step = {line['step']: line for line in scalars(work_dir) if 'loss' not in line}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def last_and_best(found: Sequence[dict], metric: str) -> dict[str, float]:
+    """Metrics ``last`` and ``best`` (the largest) of a training's evaluations.
+
+    Raises:
+        RunError: No evaluation has the metric.
+    """
+    values = [line[metric] for line in found if metric in line]
+    if not values:
+        known = sorted({key for line in found for key in line} - {'step', 'data_time', 'time'})
+        raise RunError(f'metric {metric!r} is in no evaluation; there is {", ".join(known)}')
+    return dict(last=values[-1], best=max(values))
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation (n - 1; NaN for a single value)."""
+    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    return statistics.fmean(values), spread
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """``mean ± standard deviation`` of some runs, as a table shows it; a dash for no run."""
+    if not values:
+        return '-'
+    mean, std = mean_and_std(values)
+    return f'{mean:.{digits}f}' if math.isnan(std) else f'{mean:.{digits}f} ± {std:.{digits}f}'
+
+
+@dataclass
+class Table:
+    """Rows of text that print as text, Markdown or CSV."""
+
+    header: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Columns aligned by spaces."""
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+        return '\n'.join(
+            '  '.join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+    def markdown(self) -> str:
+        """A table as GitHub renders it."""
+        lines = [self.header, ['---'] * len(self.header), *self.rows]
+        return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+    def csv(self) -> str:
+        """Comma-separated values."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator='\n').writerows([self.header, *self.rows])
+        return out.getvalue().rstrip('\n')
+
+    def write(self, path: Path) -> list[Path]:
+        """Write ``path`` with the endings ``.txt``, ``.md`` and ``.csv``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files = []
+        for ending, content in (
+            ('.txt', self.text()),
+            ('.md', self.markdown()),
+            ('.csv', self.csv()),
+        ):
+            files.append(path.with_suffix(ending))
+            files[-1].write_text(content + '\n')
+        return files
+
+
+def _literal(value: object) -> str:
+    """A value as ``--cfg-options`` reads it."""
+    return value if isinstance(value, str) else repr(value).replace(' ', '')
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f'{seconds:.0f} s'
+    if seconds < 5400:
+        return f'{seconds / 60:.0f} min'
+    return f'{seconds / 3600:.1f} h'
