@@ -1,6 +1,7 @@
 from .comparison_figures import (
     accuracy_figure,
     comparison_figures,
+    group_by_model,
     runs_figure,
     save_comparison_figures,
     tns_figure,
@@ -21,6 +22,7 @@ __all__ = [
     'comparison_figures',
     'delta_figure',
     'figure_to_image',
+    'group_by_model',
     'nsi_figure',
     'nsi_step_size_figure',
     'proportion_figure',

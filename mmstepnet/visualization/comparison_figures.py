@@ -10,17 +10,8 @@ import numpy as np
 
 from mmstepnet.stiffness.correlation import rank_correlation
 
-from .figures import (
-    COLORS,
-    GREY,
-    MARKERS,
-    literal,
-    new_figure,
-    save_figure,
-    short_names,
-    shorten,
-    styled,
-)
+from .figures import COLORS, GREY, MARKERS, new_figure, save_figure, styled
+from .labels import literal, metric_label, short_names, shorten
 from .stiffness_figures import mark_stages, nsi_label, stage_runs
 
 _MIN_RANKED = 3
@@ -230,13 +221,6 @@ def accuracy_figure(reports, metric):
     axes.set_ylabel(literal(shorten(metric_label(metric), 40)))
     figure.legend(loc='outside lower center', ncol=columns, handletextpad=0.2, columnspacing=1)
     return figure
-
-
-def metric_label(metric):
-    """Return a metric's name, with its unit where the name gives it away."""
-    # mmpretrain counts in per cent, mmdet in shares of one.
-    in_percent = metric.split('/')[0] in ('accuracy', 'single-label', 'multi-label')
-    return f'{metric} (%)' if in_percent else metric
 
 
 def _describe_ranks(means):

@@ -8,7 +8,8 @@ import torch
 
 from mmstepnet.stiffness.correlation import step_size_correlation
 
-from .figures import COLORS, GREY, literal, new_figure, save_figure, shorten, styled
+from .figures import COLORS, GREY, new_figure, save_figure, styled
+from .labels import literal, shorten, with_error
 
 _MAX_POINTS = 2000
 _MIN_SMOOTH = 20
@@ -349,16 +350,6 @@ def _add_title(figure, report):
     if model is not None:
         title = f'{literal(shorten(model, 24))}: {title}'
     figure.suptitle(title, x=0.02, ha='left', fontsize=8)
-
-
-def with_error(value, error):
-    """Return ``value ± error``, rounded to two digits of the error; ``error`` may be None."""
-    if error is None:
-        return f'{value:.4g}'
-    if error <= 0:
-        return f'{value:.4g} ± 0'
-    decimals = max(0, 1 - int(np.floor(np.log10(error))))
-    return f'{value:.{decimals}f} ± {error:.{decimals}f}'
 
 
 def _edges(centers):
