@@ -1,0 +1,1 @@
+"""The tests; a package so that spawned processes find it before any other named tests."""
