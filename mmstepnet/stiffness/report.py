@@ -196,7 +196,7 @@ def read_samples(path):
 
     Returns:
         tuple[Tensor, Tensor | None]: NSI and mean step size of every sample and block, (N, L),
-        float64. The second is None for a network without step sizes.
+        float64. The second is None if no block has a step size.
 
     Raises:
         OSError: If a file can't be read; ``FileNotFoundError`` too if the report was written

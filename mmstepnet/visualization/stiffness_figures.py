@@ -30,8 +30,8 @@ def save_stiffness_figures(report, nsi, dt, out_dir):
         out_dir (str | Path): Folder to write to; it is made if it is missing.
 
     Returns:
-        list[Path]: The files: ``delta``, ``p_hat`` and ``nsi``; with step sizes ``step_size`` too,
-        and with two samples or more ``nsi_step_size``.
+        list[Path]: The files: ``delta``, ``p_hat`` and ``nsi``; ``step_size`` if there are step
+        sizes other than 1; ``nsi_step_size`` if those of some block differ between samples.
     """
     files = []
     for name, figure in stiffness_figures(report, nsi, dt).items():
@@ -55,9 +55,9 @@ def stiffness_figures(report, nsi=None, dt=None):
         'p_hat': proportion_figure(report),
         'nsi': nsi_figure(report, nsi),
     }
-    if report['dt_mean'] is not None:
+    if report['dt_mean'] is not None and any(mean != 1 for mean in report['dt_mean']):
         figures['step_size'] = step_size_figure(report, dt)
-    if nsi is not None and dt is not None and report['num_samples'] > 1:
+    if nsi is not None and dt is not None and (_as_array(dt) != _as_array(dt[:1])).any():
         figures['nsi_step_size'] = nsi_step_size_figure(report, nsi, dt)
     return figures
 
@@ -121,7 +121,8 @@ def _surface_figure(report, values, label, levels, limits):
     )
     # With a handful of samples the surface is a flight of stairs: lines would hide it.
     if report['num_samples'] >= _MIN_SMOOTH and report['tns']['mean'] > 0 < min(values.shape) - 1:
-        lines = axes.contour(m1, m2, values, levels=levels, colors='white', linewidths=0.7)
+        colors = ['black' if level > 0.7 * limits[1] else 'white' for level in levels]
+        lines = axes.contour(m1, m2, values, levels=levels, colors=colors, linewidths=0.7)
         axes.clabel(lines, fmt=lambda level: f'{level:g}', fontsize=6, inline_spacing=2)
     bar = figure.colorbar(mesh, ax=axes, pad=0.02)
     bar.set_label(label)

@@ -22,10 +22,11 @@ def tool():
     return module
 
 
-def write(path, largest=3.0, step='attention', with_dt=True, samples=2, **info):
+def write(path, largest=3.0, step='attention', samples=2, **info):
     # One stage of two blocks with NSI 1 and `largest`: every sample has the same TNS.
     nsi = torch.tensor([[1.0, largest]]).repeat(samples, 1)
-    dt = torch.full_like(nsi, 0.25) if with_dt else None
+    dt = torch.full_like(nsi, 0.25)
+    dt[0] = 0.5
     names = ['layer1.1', 'layer1.2']
     info = {'model': 'net', 'dataset': 'digits/val', **info}
     report = build_report(nsi, [1, 1], names, step, dt, m1=[0, 1], m2=[0, 1], **info)
@@ -70,8 +71,8 @@ def test_page_holds_every_number(tool, tmp_path, capsys):
 
     # TNS by hand: (largest / mean - 1) * largest = (3 / 2 - 1) * 3 and (7 / 4 - 1) * 7.
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[2] == ['a', '1.500', '±', '0', '50.00', '2.000', '3.000', '0.2500', '2', '2']
-    assert lines[3] == ['b', '5.250', '±', '0', '60.50', '4.000', '7.000', '0.2500', '2', '2']
+    assert lines[2] == ['a', '1.500', '±', '0', '50.00', '2.000', '3.000', '0.3750', '2', '2']
+    assert lines[3] == ['b', '5.250', '±', '0', '60.50', '4.000', '7.000', '0.3750', '2', '2']
     assert all((tmp_path / 'out' / name).exists() for name in ('tns.pdf', 'accuracy_tns.png'))
 
     table, *blocks = Page(tmp_path / 'out' / 'comparison.html').tables

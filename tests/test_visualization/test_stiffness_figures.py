@@ -4,6 +4,7 @@ import sys
 import numpy as np
 import pytest
 
+from mmstepnet.stiffness.report import build_report
 from mmstepnet.visualization import (
     delta_figure,
     figure_to_image,
@@ -77,6 +78,18 @@ def test_step_size_figure_needs_step_sizes(make_report):
     with pytest.raises(ValueError, match='must have step sizes'):
         step_size_figure(report)
     assert list(stiffness_figures(report, nsi)) == ['delta', 'p_hat', 'nsi']
+
+
+@pytest.mark.parametrize(
+    ('step_size', 'extra'), [(1.0, []), (0.5, ['step_size']), (None, ['step_size'])]
+)
+def test_what_says_nothing_is_not_drawn(make_report, step_size, extra):
+    _, nsi, dt = make_report(samples=1 if step_size is None else 6)
+    if step_size is not None:
+        dt.fill_(step_size)
+    names = ['layer1.0', 'layer1.1', 'layer2.0', 'layer2.1', 'layer2.2']
+    report = build_report(nsi, [1, 1, 2, 2, 2], names, 'attention', dt, model='net')
+    assert list(stiffness_figures(report, nsi, dt)) == ['delta', 'p_hat', 'nsi', *extra]
 
 
 @pytest.mark.parametrize(
