@@ -79,14 +79,8 @@ def head_figure(layers, reach=6.0, titles=None):
     """
     parts = [_centers_and_spreads(layer) for layer in layers]
     titles = titles or [f'layer {i + 1}' for i in range(len(parts))]
-    columns = min(3, len(parts))
-    rows = -(-len(parts) // columns)
-    figure = new_figure(rows * (COLUMN_WIDTH / columns + 0.15) + 0.25)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axis in axes.flat[len(parts) :]:
-        axis.set_visible(False)
-    for axis, (centers, spreads), title in zip(axes.flat, parts, titles, strict=False):
-        axis.add_patch(_pixel())
+    figure, axes = _layer_panels(len(parts), reach)
+    for axis, (centers, spreads), title in zip(axes, parts, titles, strict=True):
         outside = 0
         for h, (center, spread) in enumerate(zip(centers, spreads, strict=True)):
             color = COLORS[h % len(COLORS)]
@@ -106,19 +100,29 @@ def head_figure(layers, reach=6.0, titles=None):
                 color=GREY, fontsize=7,
             )  # fmt: skip
         axis.set_title(literal(title))
+    return figure
+
+
+def _layer_panels(count, reach):
+    """A figure with one square panel a layer, offsets from the query on its axes."""
+    from matplotlib.patches import Rectangle
+
+    columns = min(3, count)
+    rows = -(-count // columns)
+    figure = new_figure(rows * (COLUMN_WIDTH / columns + 0.15) + 0.25)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    for axis in axes[:count]:
+        pixel = Rectangle((-0.5, -0.5), 1, 1, facecolor='#D0D0D0', edgecolor='none')
+        axis.add_patch(pixel)
         axis.set_xlim(-reach, reach)
         axis.set_ylim(reach, -reach)
         axis.set_aspect('equal')
         axis.grid(True)
     figure.supxlabel('columns from the query (pixels)', fontsize=8)
     figure.supylabel('rows from the query (pixels)', fontsize=8)
-    return figure
-
-
-def _pixel():
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((-0.5, -0.5), 1, 1, facecolor='#D0D0D0', edgecolor='none')
+    return figure, axes[:count]
 
 
 def _centers_and_spreads(layer):
@@ -249,6 +253,31 @@ def depth_figure(series, ylabel, xlabel='layer'):
         )  # fmt: skip
     axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(True)
     axis.legend()
+    return figure
+
+
+@styled
+def center_paths_figure(paths, reach=6.0, titles=None):
+    """How the centres of quadratic relative attention moved in training, layer by layer.
+
+    Args:
+        paths (Sequence[Tensor]): Centres of each layer over time, (times, heads, 2).
+        reach (float): Pixels shown in each direction.
+        titles (Sequence[str], optional): One a layer; ``layer 1`` and so on by default.
+
+    Returns:
+        Figure: One panel a layer; a ring where a centre began, a dot where it ended.
+    """
+    titles = titles or [f'layer {i + 1}' for i in range(len(paths))]
+    figure, axes = _layer_panels(len(paths), reach)
+    for axis, path, title in zip(axes, paths, titles, strict=True):
+        for h, (rows, cols) in enumerate(path.detach().cpu().double().permute(1, 2, 0).numpy()):
+            color = COLORS[h % len(COLORS)]
+            axis.plot(cols, rows, color=color, linewidth=0.8)
+            axis.plot(cols[0], rows[0], 'o', color=color, markersize=3.5, markerfacecolor='white')
+            axis.plot(cols[-1], rows[-1], 'o', color=color, markersize=3)
+        axis.set_title(literal(title))
     return figure

@@ -1,0 +1,3 @@
+_base_ = './vit_tiny_dot_200e_cifar10.py'
+
+model = dict(backbone=dict(kernel='metric'))
