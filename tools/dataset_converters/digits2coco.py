@@ -27,8 +27,8 @@ from mmstepnet.datasets.check_coco import check_coco
 
 DESCRIPTION = 'Handwritten digits of scikit-learn over its sample photographs'
 VAL_FRACTION = 0.25  # of each digit's samples, and of the photographs' width
-DIGITS_PER_PICTURE = (3, 9)
-EDGE = (0.16, 0.40)  # of a digit's square, relative to the picture's
+DIGITS_PER_PICTURE = (3, 8)
+EDGE = (0.20, 0.45)  # of a digit's square, relative to the picture's
 CONTRAST = 60  # least difference in brightness, of 255, between a digit and what is behind it
 VISIBLE = 96  # opacity, of 255, from which a pixel belongs to the digit's box
 GAP = 2  # pixels between two boxes
