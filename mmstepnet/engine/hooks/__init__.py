@@ -2,5 +2,12 @@
 
 from .atomic_checkpoint_hook import AtomicCheckpointHook, AtomicLocalBackend
 from .exact_resume_hook import ExactResumeHook, keep_worker_seed
+from .stiffness_hook import StiffnessHook
 
-__all__ = ['AtomicCheckpointHook', 'AtomicLocalBackend', 'ExactResumeHook', 'keep_worker_seed']
+__all__ = [
+    'AtomicCheckpointHook',
+    'AtomicLocalBackend',
+    'ExactResumeHook',
+    'StiffnessHook',
+    'keep_worker_seed',
+]

@@ -1,0 +1,203 @@
+"""One line in a config that measures stiffness at every validation and test."""
+
+from pathlib import Path
+
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+
+from mmstepnet.evaluation.metrics import StiffnessMetric
+from mmstepnet.registry import HOOKS
+from mmstepnet.stiffness import write_report
+
+
+@HOOKS.register_module()
+class StiffnessHook(Hook):
+    """Measures the stiffness of the model that is being validated or tested.
+
+    Puts ``stiffness/tns``, ``stiffness/tns_std_error``, ``stiffness/nsi_mean``,
+    ``stiffness/nsi_max`` and ``stiffness/proportion`` among the evaluation's metrics, so they are
+    logged, plotted and usable in a checkpoint hook (``save_best='stiffness/tns', rule='greater'``).
+    Writes ``WORK_DIR/stiffness/epoch_N.json`` (or ``iter_N``, ``val``, ``test``) with the samples
+    beside it, and figures in the folder of the same name; figures also go to the visualizer's
+    backends, TensorBoard for instance.
+
+    Nothing is attached to the model outside of a batch's evaluation, and the numbers are those of
+    the weights that are evaluated (with EMA, the averaged ones), on any number of processes.
+
+    Args:
+        interval: Measure at every so many validations; the last one of a training is always
+            measured.
+        figures: Whether to draw.
+        **metric: Arguments of :class:`mmstepnet.evaluation.metrics.StiffnessMetric`: ``step``,
+            ``blocks``, ``exclude_first``, ``nan_policy``, ``thresholds``. Where an evaluator holds
+            that metric already, its own count.
+
+    Raises:
+        ValueError: ``interval`` below 1; before the run starts, a model without residual blocks.
+
+    Example:
+        >>> custom_hooks = [dict(type='mmstepnet.StiffnessHook')]
+    """
+
+    def __init__(self, interval: int = 1, figures: bool = True, **metric):
+        if not isinstance(interval, int) or interval < 1:
+            raise ValueError(f'interval must be an integer of at least 1, got {interval!r}')
+        StiffnessMetric(**metric)  # unknown arguments are known before anything is trained
+        self.interval = interval
+        self.figures = figures
+        self.metric_cfg = metric
+        self._metrics: dict[str, StiffnessMetric] = {}
+        self._loop: BaseLoop | None = None
+
+    def before_run(self, runner: Runner) -> None:
+        StiffnessMetric(**self.metric_cfg).record(_unwrap(runner.model))
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        self._begin(runner, runner.val_loop, 'val', measure=self._is_due(runner))
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        self._begin(runner, runner.test_loop, 'test', measure=True)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        if self._end():
+            training = _train_loop(runner)
+            if training is None:
+                place = {}
+            elif isinstance(training, IterBasedTrainLoop):
+                place = dict(iter=runner.iter)
+            else:
+                place = dict(epoch=runner.epoch)
+            self._write(runner, 'val', metrics or {}, place)
+
+    def after_test_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        if self._end():
+            self._write(runner, 'test', metrics or {}, {})
+
+    def report_path(self, runner: Runner, split: str, place: dict[str, int]) -> Path:
+        """Where the report of an evaluation goes.
+
+        Args:
+            runner: The runner.
+            split: ``'val'`` or ``'test'``.
+            place: Where the training stands, ``{'epoch': 3}`` or ``{'iter': 500}``; empty outside
+                of a training.
+        """
+        stem = '_'.join(map(str, *place.items())) if place else split
+        return Path(runner.work_dir) / 'stiffness' / f'{stem}.json'
+
+    def _is_due(self, runner: Runner) -> bool:
+        training = _train_loop(runner)
+        if training is None:
+            return True
+        if isinstance(training, IterBasedTrainLoop):
+            done, last = runner.iter, training.max_iters
+        else:
+            done, last = runner.epoch, training.max_epochs
+        return done >= last or (done // training.val_interval) % self.interval == 0
+
+    def _begin(self, runner: Runner, loop: BaseLoop, split: str, measure: bool) -> None:
+        self._end()
+        evaluator = loop.evaluator
+        own = [metric for metric in evaluator.metrics if isinstance(metric, StiffnessMetric)]
+        if own:
+            self._metrics[split] = own[0]
+        elif split not in self._metrics:
+            self._metrics[split] = StiffnessMetric(**self.metric_cfg)
+        metric = self._metrics[split]
+        if not measure:
+            evaluator.metrics = [other for other in evaluator.metrics if other is not metric]
+            return
+        if not own:
+            evaluator.metrics.append(metric)
+        model = _unwrap(runner.model)
+        run_iter = loop.run_iter
+
+        def recorded(*args, **kwargs):
+            # The evaluator sees a batch's predictions before any after_val_iter runs, and an error
+            # in between would skip every hook: this is the span in which the model is recorded.
+            with metric.record(model):
+                return run_iter(*args, **kwargs)
+
+        loop.run_iter = recorded
+        self._loop = loop
+
+    def _end(self) -> bool:
+        """Give the loop its own method back; return whether it was taken."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return False
+        del loop.run_iter
+        return True
+
+    def _write(self, runner: Runner, split: str, metrics: dict, place: dict[str, int]) -> None:
+        if runner.rank != 0:
+            return
+        metric = self._metrics[split]
+        measurement = metric.measurement
+        loader = runner.val_dataloader if split == 'val' else runner.test_dataloader
+        own = f'{metric.prefix}/'
+        report = measurement.report(
+            model=_model_name(runner),
+            config=runner.cfg.filename,
+            checkpoint=None if place else runner.cfg.get('load_from'),
+            dataset=describe_dataset(loader.dataset),
+            metrics={key: value for key, value in metrics.items() if not key.startswith(own)},
+            split=split,
+            seed=runner.seed,
+            **place,
+        )
+        path = self.report_path(runner, split, place)
+        write_report(path, report, nsi=measurement.nsi, dt=measurement.dt)
+        if self.figures:
+            self._draw(runner, report, measurement, path.with_suffix(''), place)
+        tns = report['tns']
+        error = '' if tns['std_error'] is None else f' +- {tns["std_error"]:.4f}'
+        omitted = measurement.num_omitted
+        runner.logger.info(
+            f'TNS {tns["mean"]:.4f}{error} over {report["num_samples"]} samples'
+            + (f' ({omitted} left out: no NSI)' if omitted else '')
+            + f'; report: {path}'
+        )
+
+    def _draw(self, runner, report, measurement, folder: Path, place: dict[str, int]) -> None:
+        from mmstepnet.visualization import figure_to_image, save_figure, stiffness_figures
+
+        for name, figure in stiffness_figures(report, measurement.nsi, measurement.dt).items():
+            save_figure(figure, folder / name)
+            runner.visualizer.add_image(
+                f'stiffness/{name}', figure_to_image(figure), step=next(iter(place.values()), 0)
+            )
+
+
+def describe_dataset(dataset) -> str:
+    """Name a data set and the part of it that was seen, so that reports can be compared."""
+    size = len(dataset)
+    while hasattr(dataset, 'dataset'):
+        dataset = dataset.dataset
+    source = getattr(dataset, 'ann_file', '')
+    if not source:
+        folders = (getattr(dataset, 'data_prefix', None) or {}).values()
+        mode = 'test' if getattr(dataset, 'test_mode', False) else 'train'
+        source = [str(folder) for folder in folders if folder] or [
+            getattr(dataset, 'data_root', '')
+        ]
+        source = ' '.join([*filter(None, source), getattr(dataset, 'split', mode)])
+    return f'{type(dataset).__name__} {source}, {size} samples'
+
+
+def _model_name(runner: Runner) -> str:
+    if runner.cfg.filename:
+        return Path(runner.cfg.filename).stem
+    model = _unwrap(runner.model)
+    return type(getattr(model, 'backbone', model)).__name__
+
+
+def _unwrap(model):
+    return model.module if is_model_wrapper(model) else model
+
+
+def _train_loop(runner: Runner) -> BaseLoop | None:
+    """The training that a validation belongs to. ``runner.train_loop`` would build one."""
+    loop = runner._train_loop
+    return loop if isinstance(loop, BaseLoop) else None
