@@ -249,7 +249,7 @@ a { color: var(--link); }
 nav ul { columns: 18rem; margin: 0; padding-left: 1.2rem; }
 nav li { overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin-bottom: 1.5rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); padding-bottom: 0.4rem; }
 caption span { display: block; max-width: 90vw; }
 th, td { padding: 0.35rem 0.75rem; text-align: left; white-space: nowrap; }
@@ -282,6 +282,7 @@ dt { color: var(--soft); font-size: 0.875rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
 details { margin: 1rem 0; }
 summary { cursor: pointer; padding: 0.35rem 0; }
+@media screen and (min-width: 40rem) { wbr { display: none; } }
 @media (max-width: 40rem) {
   /* The column that stays in sight must leave room for another. */
   tbody th { min-width: 8.5rem; max-width: 42vw; white-space: normal; overflow-wrap: anywhere; }
