@@ -58,7 +58,7 @@ def integer(name: str, value: str, least: int) -> int:
     return int(value)
 
 
-def port_for(nnodes: int, node_rank: int, address: str) -> int:
+def port_for(nnodes: int, node_rank: int) -> int:
     """The port of the first node's store: the given one if it is free, else any free one."""
     given = os.environ.get('PORT')
     if given is None and nnodes > 1:
@@ -87,7 +87,7 @@ def main() -> None:
     address = os.environ.get('MASTER_ADDR', '127.0.0.1')
     if node_rank >= nnodes:
         fail(f'NODE_RANK must be below NNODES ({nnodes}), got {node_rank}')
-    port = port_for(nnodes, node_rank, address)
+    port = port_for(nnodes, node_rank)
 
     import torch
     from torch.distributed.elastic.multiprocessing.api import SignalException

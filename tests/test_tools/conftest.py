@@ -143,6 +143,12 @@ class Toy:
         return process.returncode, output
 
 
+@pytest.fixture(name='load_tool')
+def load_tool_fixture():
+    """Import a script of ``tools/`` by its name, as a module."""
+    return load_tool
+
+
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
     return Toy(tmp_path_factory.mktemp('tools') / 'toy project')

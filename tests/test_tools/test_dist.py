@@ -1,0 +1,187 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmstepnet  # noqa: F401  (lets the safe loader read MMEngine's checkpoints)
+
+
+@pytest.fixture
+def launch(load_tool, monkeypatch):
+    for name in ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'PORT'):
+        monkeypatch.delenv(name, raising=False)
+    return load_tool('launch')
+
+
+@pytest.mark.parametrize(
+    ('gpus', 'env', 'message'),
+    [
+        ('two', {}, "GPUS must be a whole number of at least 1, got 'two'"),
+        ('0', {}, "GPUS must be a whole number of at least 1, got '0'"),
+        ('1', {'NNODES': 'x'}, "NNODES must be a whole number of at least 1, got 'x'"),
+        ('1', {'NODE_RANK': '1'}, 'NODE_RANK must be below NNODES (1), got 1'),
+        ('1', {'PORT': '70000'}, 'PORT must be below 65536, got 70000'),
+    ],
+)
+def test_bad_numbers(launch, monkeypatch, capsys, gpus, env, message):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, 'argv', ['launch.py', gpus, 'script.py'])
+    with pytest.raises(SystemExit) as exit_info:
+        launch.main()
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == f'error: {message}\n'
+
+
+def test_more_gpus_than_there_are(launch, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 4)
+    monkeypatch.setattr(sys, 'argv', ['launch.py', '8', 'script.py'])
+    with pytest.raises(SystemExit):
+        launch.main()
+    assert capsys.readouterr().err == 'error: GPUS is 8, but this machine has 4\n'
+
+
+def test_port_taken_and_port_free(launch, monkeypatch, capsys, free_port):
+    with socket.socket() as listener:
+        listener.bind(('', 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        monkeypatch.setenv('PORT', str(taken))
+        with pytest.raises(SystemExit):
+            launch.port_for(nnodes=1, node_rank=0)
+        assert f'error: PORT {taken} can not be used: Address already in use' in (
+            capsys.readouterr().err
+        )
+        # The other nodes only connect to it.
+        assert launch.port_for(nnodes=2, node_rank=1) == taken
+    monkeypatch.setenv('PORT', str(free_port))
+    assert launch.port_for(nnodes=1, node_rank=0) == free_port
+    monkeypatch.delenv('PORT')
+    assert launch.port_for(nnodes=2, node_rank=1) == 29500
+
+
+def test_shell_scripts_without_arguments(toy):
+    for script in ('dist_train.sh', 'dist_test.sh'):
+        code, output = toy.run(script, toy.config)
+        assert code == 2
+        assert output.startswith('usage: ')
+
+
+def descendants(pid):
+    """Process ids of everything that a process has started."""
+    listing = subprocess.run(['ps', '-eo', 'pid=,ppid='], capture_output=True, text=True).stdout
+    parents = [tuple(map(int, line.split())) for line in listing.splitlines()]
+    found, todo = [], [pid]
+    while todo:
+        children = [child for child, parent in parents if parent in todo]
+        found += children
+        todo = children
+    return found
+
+
+def alive(pids):
+    return [
+        pid
+        for pid in pids
+        if (stat := Path(f'/proc/{pid}/stat')).exists()
+        and stat.read_text().rpartition(')')[2].split()[0] != 'Z'
+    ]
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, 'waited in vain'
+        time.sleep(0.1)
+
+
+def start_endless(toy, work_dir):
+    """A two-process run that has written a checkpoint and goes on, and its processes."""
+    process = toy.start(
+        'dist_train.sh',
+        *(toy.config, 2, '--work-dir', work_dir, '--cfg-options'),
+        *('train_cfg.max_epochs=100000', 'default_hooks.checkpoint.max_keep_ckpts=2'),
+    )
+    wait_for(lambda: list(work_dir.glob('epoch_*.pth')) or process.poll() is not None, 120)
+    assert process.poll() is None
+    return process, descendants(process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.isdir('/proc'), reason='looks at processes in /proc')
+@pytest.mark.parametrize(
+    ('victim', 'number', 'code', 'message'),
+    [
+        ('worker', signal.SIGKILL, 137, 'was ended by SIGKILL; all others were stopped'),
+        ('all', signal.SIGINT, 130, 'SIGINT: all processes were stopped'),
+        ('launcher', signal.SIGTERM, 143, 'SIGTERM: all processes were stopped'),
+        ('launcher', signal.SIGKILL, -9, ''),
+    ],
+)
+def test_signals_leave_no_process(toy, tmp_path, victim, number, code, message):
+    process, started = start_endless(toy, tmp_path / 'run')
+    worker = next(pid for pid in started if 'train.py' in Path(f'/proc/{pid}/cmdline').read_text())
+    # Ctrl-C on a terminal reaches every process of the group.
+    targets = {'worker': [worker], 'launcher': [process.pid], 'all': [process.pid, *started]}
+    for pid in targets[victim]:
+        os.kill(pid, number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert message in output
+    assert 'KeyboardInterrupt' not in output
+    # Data loaders' processes look every five seconds whether their parent is still there.
+    wait_for(lambda: not alive(started), 12)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_test_and_two_nodes(toy, tmp_path, free_port):
+    """Train; the same broken off and resumed; the same on two "nodes"; test on one and on two."""
+    seed = ('--cfg-options', 'randomness.seed=5', 'train_cfg.max_epochs=3')
+    whole, broken, nodes = (tmp_path / name for name in ('whole run', 'broken run', 'nodes'))
+    code, output = toy.run('dist_train.sh', toy.config, 2, '--work-dir', whole, *seed)
+    assert code == 0, output
+
+    broken.mkdir()
+    (broken / 'epoch_1.pth').write_bytes((whole / 'epoch_1.pth').read_bytes())
+    code, output = toy.run('dist_train.sh', toy.config, 2, '--work-dir', broken, '--resume', *seed)
+    assert code == 0, output
+
+    launchers = [
+        toy.start(
+            *('dist_train.sh', toy.config, 1, '--work-dir', nodes, *seed),
+            NNODES='2',
+            NODE_RANK=str(rank),
+            PORT=str(free_port),
+        )
+        for rank in range(2)
+    ]
+    outputs = [launcher.communicate(timeout=200)[0] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
+
+    expected = torch.load(whole / 'epoch_3.pth')
+    assert expected['meta']['world_size'] == 2
+    for folder in (broken, nodes):
+        found = torch.load(folder / 'epoch_3.pth')['state_dict']
+        for key, value in expected['state_dict'].items():
+            assert torch.equal(value, found[key]), (folder, key)
+
+    code, output = toy.run(
+        *('dist_test.sh', toy.config, whole / 'epoch_3.pth', 2, '--work-dir', tmp_path / 'test'),
+        *('--out', tmp_path / 'metrics.json', '--out-item', 'metrics'),
+    )
+    assert code == 0, output
+    assert 'accuracy' in (tmp_path / 'metrics.json').read_text()
+
+
+@pytest.mark.slow
+def test_bad_input_is_said_once(toy, tmp_path):
+    code, output = toy.run('dist_train.sh', tmp_path / 'no config.py', 2)
+    assert code == 2
+    assert output.strip() == f'error: config {tmp_path}/no config.py does not exist'
