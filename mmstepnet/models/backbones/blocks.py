@@ -11,7 +11,7 @@ from mmengine.model import BaseModule, Sequential
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmstepnet.models.layers.residual_step import ResidualStep
+from mmstepnet.models.layers.residual_step import ResidualStep, plain_steps
 from mmstepnet.registry import MODELS
 
 from .plugins import STEP_POSITION, BlockPlugins
@@ -22,6 +22,7 @@ class ResidualBlock(BaseModule):
 
     expansion: int
     positions: tuple[str, ...]
+    last_position: str
 
     def _finish(
         self,
@@ -79,14 +80,21 @@ class ResidualBlock(BaseModule):
         """The norm before the sum, the one that a zero-initialised residual branch sets to 0."""
         raise NotImplementedError
 
-    def residual(self, x: Tensor) -> Tensor:
-        """The residual branch f, (N, C_in, H, W) -> (N, C, H', W')."""
+    def convolve(self, x: Tensor) -> Tensor:
+        """The residual branch up to its last norm, (N, C_in, H, W) -> (N, C, H', W')."""
         raise NotImplementedError
 
+    def residual(self, x: Tensor) -> Tensor:
+        """The residual branch f, (N, C_in, H, W) -> (N, C, H', W')."""
+        return self._apply_plugins(self.last_norm(self.convolve(x)), self.last_position)
+
     def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
-        residual = self.residual(x)
+        if self.plugin_names.get(self.last_position):
+            residual, norm = self.residual(x), None
+        else:
+            residual, norm = self.convolve(x), self.last_norm
         identity = x if self.downsample is None else self.downsample(x)
-        return self.step(identity, residual, memory)
+        return self.step(identity, residual, memory, norm)
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """The next state; with a recurrent step size, that and the memory for the next block."""
@@ -123,16 +131,22 @@ class Stage(Sequential):
 
 
 class _Recomputation:
-    """Guards a checkpointed block's second forward: statistics stay, nothing is recorded."""
+    """Guards a checkpointed block's second forward: it takes the path of the first, statistics
+    stay, nothing is recorded.
+    """
 
     def __init__(self, block: ResidualBlock):
         self.block = block
+        self.path = nullcontext if block.step.fuse else plain_steps
 
     def __enter__(self):
+        self.context = self.path()
+        self.context.__enter__()
         self.saved = [(buffer, buffer.clone()) for buffer in self.block.buffers()]
         self.recorder, self.block.step.recorder = self.block.step.recorder, None
 
     def __exit__(self, *exc):
+        self.context.__exit__(*exc)
         self.block.step.recorder = self.recorder
         with torch.no_grad():
             for buffer, value in self.saved:
@@ -148,6 +162,7 @@ class BasicBlock(ResidualBlock):
 
     expansion = 1
     positions = ('after_conv1', 'after_conv2', STEP_POSITION)
+    last_position = 'after_conv2'
 
     def __init__(
         self,
@@ -190,11 +205,9 @@ class BasicBlock(ResidualBlock):
     def last_norm(self) -> nn.Module:
         return self.norm2
 
-    def residual(self, x: Tensor) -> Tensor:
+    def convolve(self, x: Tensor) -> Tensor:
         x = self.relu(self.norm1(self.conv1(x)))
-        x = self._apply_plugins(x, 'after_conv1')
-        x = self.norm2(self.conv2(x))
-        return self._apply_plugins(x, 'after_conv2')
+        return self.conv2(self._apply_plugins(x, 'after_conv1'))
 
 
 class Bottleneck(ResidualBlock):
@@ -205,6 +218,7 @@ class Bottleneck(ResidualBlock):
 
     expansion = 4
     positions = ('after_conv1', 'after_conv2', 'after_conv3', STEP_POSITION)
+    last_position = 'after_conv3'
 
     def __init__(
         self,
@@ -263,10 +277,8 @@ class Bottleneck(ResidualBlock):
     def last_norm(self) -> nn.Module:
         return self.norm3
 
-    def residual(self, x: Tensor) -> Tensor:
+    def convolve(self, x: Tensor) -> Tensor:
         x = self.relu(self.norm1(self.conv1(x)))
         x = self._apply_plugins(x, 'after_conv1')
         x = self.relu(self.norm2(self.conv2(x)))
-        x = self._apply_plugins(x, 'after_conv2')
-        x = self.norm3(self.conv3(x))
-        return self._apply_plugins(x, 'after_conv3')
+        return self.conv3(self._apply_plugins(x, 'after_conv2'))

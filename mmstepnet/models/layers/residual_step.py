@@ -1,9 +1,27 @@
 """The one place where a residual network takes its step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .fused_step import can_absorb, fused_step, has_hooks, is_transformed
+
+
+@contextmanager
+def plain_steps() -> Iterator[None]:
+    """Within this context every :class:`ResidualStep` runs as single operations.
+
+    Same values and gradients up to rounding. Needed for second derivatives, for gradient penalties
+    for instance; forward-mode AD, ``torch.func`` and compilers find their way without it.
+    """
+    before, ResidualStep.fuse = ResidualStep.fuse, False
+    try:
+        yield
+    finally:
+        ResidualStep.fuse = before
 
 
 class ResidualStep(nn.Module):
@@ -18,15 +36,23 @@ class ResidualStep(nn.Module):
 
     Shape:
         - identity: (N, C, H, W), what the shortcut delivers, the state x_t
-        - residual: (N, C, H, W), the residual branch f(x_t)
+        - residual: (N, C, H, W), the residual branch f(x_t); with ``norm`` what that norm turns
+          into f(x_t)
         - memory: for a recurrent step size, what the block before returned; None for the first
+        - norm: the residual branch's last norm, if it is still to be applied. Handing it over saves
+          time and memory: f is overwritten by the sum then, and a batch norm becomes a part of the
+          fused step.
         - returns: (N, C, H, W); with a recurrent step size a tuple of that and the next memory
 
     Attributes:
         recorder: None, or a callable ``recorder(step, identity, residual, dt)`` that is called in
             each forward pass before the sum; ``dt`` is None where there is no step size. It must
             not keep or change the tensors.
+        fuse: Whether training runs as one autograd function where step size and activation allow
+            it. :func:`plain_steps` sets it for all.
     """
+
+    fuse = True
 
     def __init__(self, step_size: nn.Module | None = None, activation: nn.Module | None = None):
         super().__init__()
@@ -40,8 +66,25 @@ class ResidualStep(nn.Module):
         return getattr(self.step_size, 'recurrent', False)
 
     def forward(
-        self, identity: Tensor, residual: Tensor, memory: Tensor | None = None
+        self,
+        identity: Tensor,
+        residual: Tensor,
+        memory: Tensor | None = None,
+        norm: nn.Module | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        transformed = is_transformed(identity) or is_transformed(residual)
+        fuse = self.fuse and not transformed and self._can_fuse(identity, residual)
+        if fuse and can_absorb(norm, residual):
+            return self._fused(identity, residual, norm)
+        # Nobody else holds what a norm has just returned, unless a hook took it.
+        overwrite = (
+            not transformed and isinstance(norm, _BatchNorm | nn.Identity) and not has_hooks(norm)
+        )
+        if norm is not None:
+            residual = norm(residual)
+        if fuse:
+            return self._fused(identity, residual, None)
+
         dt = None
         if self.recurrent:
             dt, memory = self.step_size(identity, residual, memory)
@@ -49,6 +92,32 @@ class ResidualStep(nn.Module):
             dt = self.step_size(identity, residual)
         if self.recorder is not None:
             self.recorder(self, identity, residual, dt)
-        out = identity + residual if dt is None else torch.addcmul(identity, residual, dt)
+        overwrite = overwrite and identity.dtype == residual.dtype
+        if dt is None:
+            out = residual.add_(identity) if overwrite else identity + residual
+        else:
+            # With a graph f is kept for the gradient of dt.
+            overwrite = overwrite and not torch.is_grad_enabled()
+            out = torch.addcmul(identity, residual, dt, out=residual if overwrite else None)
         out = out if self.activation is None else self.activation(out)
         return (out, memory) if self.recurrent else out
+
+    def _can_fuse(self, identity: Tensor, residual: Tensor) -> bool:
+        step_size, activation = self.step_size, self.activation
+        return (
+            getattr(step_size, 'means', None) is not None
+            and torch.is_grad_enabled()
+            and identity.shape == residual.shape
+            and identity.dtype == residual.dtype
+            and not has_hooks(step_size)
+            and (activation is None or (type(activation) is nn.ReLU and not has_hooks(activation)))
+        )
+
+    def _fused(self, identity: Tensor, residual: Tensor, norm: nn.Module | None) -> Tensor:
+        return fused_step(
+            identity, residual, norm, self.step_size, self.activation is not None, self._record
+        )
+
+    def _record(self, identity: Tensor, residual: Tensor, dt: Tensor) -> None:
+        if self.recorder is not None:
+            self.recorder(self, identity, residual, dt)

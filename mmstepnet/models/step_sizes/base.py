@@ -22,9 +22,10 @@ def spatial_mean(x: Tensor) -> Tensor:
 class StepSize(nn.Module):
     """Base of the attention modules that act as the step size ``dt`` of ``x + f * dt``.
 
-    A subclass implements :meth:`gate`. Called with ``(identity, residual)`` it returns ``dt``;
-    called with one tensor, as MMDetection calls a plugin layer, it returns that tensor scaled, ``x
-    * dt(x)``.
+    A subclass implements :meth:`gate`, or :meth:`gate_of_means` where spatial means are all that it
+    sees: then a training step is cheaper (:mod:`mmstepnet.models.layers.fused_step`). Called with
+    ``(identity, residual)`` it returns ``dt``; called with one tensor, as MMDetection calls a
+    plugin layer, it returns that tensor scaled, ``x * dt(x)``.
 
     Args:
         in_channels: Channels C of the residual.
@@ -36,11 +37,14 @@ class StepSize(nn.Module):
     Attributes:
         recurrent: Whether ``forward`` takes a third argument, the memory that the block before it
             returned (None for the first of a stage), and returns ``(dt, memory)``.
+        means: Of (identity, residual), whether ``dt`` depends on each one's spatial mean, where it
+            depends on nothing else; ``gate_of_means`` computes it then. None where it sees more.
         takes_map_size: Whether the constructor has an argument ``map_size``, the side of the
             stage's maps at the training resolution. Backbones fill it in.
     """
 
     recurrent = False
+    means: tuple[bool, bool] | None = None
     takes_map_size = False
 
     def __init__(self, in_channels: int):
@@ -50,11 +54,24 @@ class StepSize(nn.Module):
     def forward(self, identity: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is None:
             return identity * self.gate(identity)
-        return self.gate(residual)
+        if self.means is None:
+            return self.gate(residual)
+        means = (
+            spatial_mean(x) if used else None
+            for x, used in zip((identity, residual), self.means, strict=True)
+        )
+        return self.gate_of_means(*means).to(residual.dtype)[:, :, None, None]
 
     def gate(self, residual: Tensor) -> Tensor:
         """``dt`` from the residual ``f`` alone, (N, C, H, W) -> broadcastable to it."""
-        raise NotImplementedError(f'{type(self).__name__} has to implement gate(residual)')
+        if self.means is None:
+            raise NotImplementedError(f'{type(self).__name__} has to implement gate(residual)')
+        # Not self(...), which would call hooks a second time.
+        return StepSize.forward(self, None, residual)
+
+    def gate_of_means(self, identity_mean: Tensor | None, residual_mean: Tensor | None) -> Tensor:
+        """``dt`` (N, C) from spatial means (N, C), those that :attr:`means` asks for."""
+        raise NotImplementedError(f'{type(self).__name__} has no gate of means alone')
 
     def reset_parameters(self) -> None:
         """Put every parameter back to its initial distribution."""

@@ -7,7 +7,7 @@ import math
 
 from torch import Tensor, nn
 
-from .base import StepSize, check_channels, spatial_mean
+from .base import StepSize, check_channels
 
 
 def check_kernel_size(kernel_size: int) -> int:
@@ -53,13 +53,14 @@ class ECA(StepSize):
         ValueError: An even ``kernel_size``, a ``gamma`` that is not positive.
     """
 
+    means = (False, True)
+
     def __init__(
         self, in_channels: int, kernel_size: int | None = None, gamma: float = 2, b: float = 1
     ):
         super().__init__(in_channels)
         self.conv = channel_conv(in_channels, kernel_size, gamma, b)
 
-    def gate(self, residual: Tensor) -> Tensor:
-        pooled = spatial_mean(residual).to(residual.dtype)
-        logit = self.conv(pooled[:, None]).squeeze(1)
-        return logit.sigmoid().to(residual.dtype)[:, :, None, None]
+    def gate_of_means(self, identity_mean: None, residual_mean: Tensor) -> Tensor:
+        pooled = residual_mean.to(self.conv.weight.dtype)
+        return self.conv(pooled[:, None]).squeeze(1).sigmoid()

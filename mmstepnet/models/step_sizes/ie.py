@@ -7,7 +7,7 @@ https://arxiv.org/abs/1908.04008), used on the residual.
 import torch
 from torch import Tensor, nn
 
-from .base import StepSize, spatial_mean
+from .base import StepSize
 
 
 class IE(StepSize):
@@ -23,6 +23,8 @@ class IE(StepSize):
         - returns: ``dt`` in (0, 1), (N, C, 1, 1)
     """
 
+    means = (False, True)
+
     def __init__(self, in_channels: int):
         super().__init__(in_channels)
         self.scale = nn.Parameter(torch.empty(in_channels))
@@ -33,9 +35,8 @@ class IE(StepSize):
         nn.init.zeros_(self.scale)
         nn.init.constant_(self.shift, -1.0)
 
-    def gate(self, residual: Tensor) -> Tensor:
-        logit = torch.addcmul(self.shift, spatial_mean(residual), self.scale)
-        return logit.sigmoid().to(residual.dtype)[:, :, None, None]
+    def gate_of_means(self, identity_mean: None, residual_mean: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, residual_mean, self.scale).sigmoid()
 
     def extra_repr(self) -> str:
         return f'{self.in_channels}'

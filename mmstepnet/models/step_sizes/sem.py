@@ -6,7 +6,7 @@ Zhong, Wen, Qin: Switchable Self-attention Module, 2022, https://arxiv.org/abs/2
 import torch
 from torch import Tensor, nn
 
-from .base import StepSize, spatial_mean
+from .base import StepSize
 from .eca import channel_conv
 from .squeeze_excitation import channel_mlp
 
@@ -32,6 +32,8 @@ class SEM(StepSize):
         ValueError: ``reduction`` leaves no channel, ``kernel_size`` is even.
     """
 
+    means = (False, True)
+
     def __init__(self, in_channels: int, reduction: int = 16, kernel_size: int | None = None):
         super().__init__(in_channels)
         self.mlp = channel_mlp(in_channels, reduction, bias=True)
@@ -45,16 +47,15 @@ class SEM(StepSize):
         nn.init.zeros_(self.scale)
         nn.init.constant_(self.shift, -1.0)
 
-    def gate(self, residual: Tensor) -> Tensor:
-        pooled = spatial_mean(residual).to(residual.dtype)
+    def gate_of_means(self, identity_mean: None, residual_mean: Tensor) -> Tensor:
+        pooled = residual_mean.to(self.switch.weight.dtype)
         excitations = torch.stack(
             (
                 self.mlp(pooled),
                 self.conv(pooled[:, None]).squeeze(1),
-                torch.addcmul(self.shift, pooled, self.scale).to(residual.dtype),
+                torch.addcmul(self.shift, pooled, self.scale),
             ),
             1,
         )
         switch = self.switch(pooled).sigmoid()[:, :, None]
-        gate = (switch * excitations).sigmoid().prod(1)
-        return gate.to(residual.dtype)[:, :, None, None]
+        return (switch * excitations).sigmoid().prod(1)

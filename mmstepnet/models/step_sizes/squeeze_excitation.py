@@ -5,7 +5,7 @@ Hu, Shen, Sun: Squeeze-and-Excitation Networks, CVPR 2018, https://arxiv.org/abs
 
 from torch import Tensor, nn
 
-from .base import StepSize, check_channels, spatial_mean
+from .base import StepSize, check_channels
 
 
 def channel_mlp(
@@ -54,10 +54,11 @@ class SqueezeExcitation(StepSize):
         ValueError: ``reduction`` leaves no channel.
     """
 
+    means = (False, True)
+
     def __init__(self, in_channels: int, reduction: int = 16, bias: bool = True):
         super().__init__(in_channels)
         self.mlp = channel_mlp(in_channels, reduction, bias)
 
-    def gate(self, residual: Tensor) -> Tensor:
-        pooled = spatial_mean(residual).to(residual.dtype)
-        return self.mlp(pooled).sigmoid().to(residual.dtype)[:, :, None, None]
+    def gate_of_means(self, identity_mean: None, residual_mean: Tensor) -> Tensor:
+        return self.mlp(residual_mean.to(self.mlp[0].weight.dtype)).sigmoid()

@@ -7,7 +7,7 @@ Perspective, ICCV 2023, https://arxiv.org/abs/2308.09939, section 5.
 import torch
 from torch import Tensor, nn
 
-from .base import StepSize, spatial_mean
+from .base import StepSize
 from .pooled_norm import PooledBatchNorm
 
 INPUTS = ('pair', 'current', 'next', 'difference')
@@ -20,15 +20,21 @@ def check_inputs(inputs: str) -> str:
     return inputs
 
 
-def pool_states(identity: Tensor, residual: Tensor, inputs: str) -> tuple[Tensor, ...]:
-    """The spatial means that an adaptor with ``inputs`` sees, one (N, C) tensor or two."""
+def means_of_inputs(inputs: str) -> tuple[bool, bool]:
+    """Of (identity, residual), which one's mean an adaptor with ``inputs`` needs."""
+    return inputs != 'difference', inputs != 'current'
+
+
+def state_means(
+    identity_mean: Tensor | None, residual_mean: Tensor | None, inputs: str
+) -> tuple[Tensor, ...]:
+    """The states' spatial means that an adaptor with ``inputs`` sees, one (N, C) or two."""
     if inputs == 'current':
-        return (spatial_mean(identity),)
+        return (identity_mean,)
     if inputs == 'difference':
-        return (spatial_mean(residual),)
-    current = spatial_mean(identity)
-    coarse_next = current + spatial_mean(residual)
-    return (coarse_next,) if inputs == 'next' else (current, coarse_next)
+        return (residual_mean,)
+    coarse_next = identity_mean + residual_mean
+    return (coarse_next,) if inputs == 'next' else (identity_mean, coarse_next)
 
 
 class StepNetAdaptor(StepSize):
@@ -103,7 +109,14 @@ class StepNetAdaptor(StepSize):
                 'StepNetAdaptor needs state and residual, but a plugin layer gets one tensor: '
                 "use mmstepnet.StepResNet with position='residual_step'"
             )
-        pooled = pool_states(identity, residual, self.inputs)
+        return super().forward(identity, residual)
+
+    @property
+    def means(self) -> tuple[bool, bool]:
+        return means_of_inputs(self.inputs)
+
+    def gate_of_means(self, identity_mean: Tensor | None, residual_mean: Tensor | None) -> Tensor:
+        pooled = state_means(identity_mean, residual_mean, self.inputs)
         if self.deployed:
             logit = torch.addcmul(self.bias, pooled[0], self.weight[:, 0])
             for mean, weight in zip(pooled[1:], self.weight.T[1:], strict=True):
@@ -111,7 +124,7 @@ class StepNetAdaptor(StepSize):
         else:
             mixed = sum(mean * self.weight[:, i] for i, mean in enumerate(pooled))
             logit = torch.addcmul(self.shift, self.norm(mixed), self.scale)
-        return logit.sigmoid().to(residual.dtype)[:, :, None, None]
+        return logit.sigmoid()
 
     @torch.no_grad()
     def switch_to_deploy(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .base import StepSize
 from .pooled_norm import PooledBatchNorm
 from .squeeze_excitation import channel_mlp
-from .stepnet import check_inputs, pool_states
+from .stepnet import check_inputs, means_of_inputs, state_means
 
 VARIANTS = ('a', 'b', 'c', 'd')
 
@@ -88,16 +88,23 @@ class StepNetAblation(StepSize):
                 'StepNetAblation needs state and residual, but a plugin layer gets one tensor: '
                 "use mmstepnet.StepResNet with position='residual_step'"
             )
-        pooled = pool_states(identity, residual, self.inputs)
+        return super().forward(identity, residual)
+
+    @property
+    def means(self) -> tuple[bool, bool]:
+        return means_of_inputs(self.inputs)
+
+    def gate_of_means(self, identity_mean: Tensor | None, residual_mean: Tensor | None) -> Tensor:
+        pooled = state_means(identity_mean, residual_mean, self.inputs)
         if self.variant == 'a':
-            logit = self.mlp(torch.cat(pooled, 1).to(residual.dtype))
+            logit = self.mlp(torch.cat(pooled, 1).to(self.mlp[0].weight.dtype))
         else:
             logit = sum(mean * self.weight[:, i] for i, mean in enumerate(pooled))
         if self.variant != 'c':
             logit = self.norm(logit)
         if self.variant != 'b':
             logit = torch.addcmul(self.shift, logit.to(self.shift.dtype), self.scale)
-        return logit.sigmoid().to(residual.dtype)[:, :, None, None]
+        return logit.sigmoid()
 
     def extra_repr(self) -> str:
         return f'{self.in_channels}, variant={self.variant!r}, inputs={self.inputs!r}'

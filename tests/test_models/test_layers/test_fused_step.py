@@ -1,0 +1,332 @@
+"""The fused step against single operations (the plain path) and finite differences."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from mmstepnet.models.layers import ResidualStep, plain_steps
+from mmstepnet.models.layers.fused_step import FusedStep
+from mmstepnet.models.step_sizes import ECA, IE, SEM, SRM, SqueezeExcitation, StepNetAdaptor
+
+INPUTS = ('pair', 'current', 'next', 'difference')
+STEP_SIZES = {
+    **{inputs: (lambda c, inputs=inputs: StepNetAdaptor(c, inputs)) for inputs in INPUTS},
+    'SE': lambda c: SqueezeExcitation(c, reduction=2),
+    'ECA': ECA,
+    'IE': IE,
+    'SEM': lambda c: SEM(c, reduction=2),
+}
+CHANNELS = 4
+
+
+def make(step_size='pair', norm='train', relu=True, dtype=torch.float64):
+    """A step with random parameters, and its norm in training or evaluation mode, or none."""
+    step = ResidualStep(
+        STEP_SIZES[step_size](CHANNELS), nn.ReLU(inplace=True) if relu else None
+    ).to(dtype)
+    for parameter in step.parameters():
+        nn.init.normal_(parameter)
+    if norm == 'none':
+        return step, None
+    layer = nn.BatchNorm2d(CHANNELS, dtype=dtype).train(norm == 'train')
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    layer.running_mean.normal_()
+    layer.running_var.uniform_(0.5, 2)
+    return step, layer
+
+
+def maps(dtype=torch.float64, samples=3):
+    """State and residual; the residual's mean is far from 0, as a convolution's may be."""
+    x, y = torch.randn(2, samples, CHANNELS, 3, 2, dtype=dtype)
+    return x.requires_grad_(), (3 * y + 2).requires_grad_()
+
+
+def is_fused(out):
+    return type(out.grad_fn).__name__ == FusedStep.__name__ + 'Backward'
+
+
+def run(step, norm, x, y, plain=False):
+    """Output and every gradient of a random function of it."""
+    inputs = [x, y, *step.parameters(), *([] if norm is None else norm.parameters())]
+    if plain:
+        with plain_steps():
+            out = step(x, y, norm=norm)
+    else:
+        out = step(x, y, norm=norm)
+    assert is_fused(out) != plain
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    grads = torch.autograd.grad(
+        (out * weight).sum(), inputs, allow_unused=True, materialize_grads=True
+    )
+    return out, *grads
+
+
+@pytest.mark.parametrize('relu', [True, False])
+@pytest.mark.parametrize('norm', ['train', 'eval', 'none'])
+@pytest.mark.parametrize('step_size', STEP_SIZES)
+def test_gradients_are_those_of_finite_differences(step_size, norm, relu):
+    step, layer = make(step_size, norm, relu)
+    x, y = maps()
+    assert is_fused(step(x, y, norm=layer))
+    inputs = [x, y, *step.parameters(), *([] if layer is None else layer.parameters())]
+    assert torch.autograd.gradcheck(lambda x, y, *_: step(x, y, norm=layer), inputs)
+
+
+@pytest.mark.parametrize('norm', ['train', 'eval', 'none'])
+@pytest.mark.parametrize('adaptor_training', [True, False])
+@pytest.mark.parametrize('samples', [1, 3])
+def test_equals_single_operations(norm, adaptor_training, samples):
+    step, layer = make('pair', norm)
+    step.train(adaptor_training)
+    twin, twin_layer = copy.deepcopy((step, layer))
+    x, y = maps(samples=samples)
+    got, want = run(step, layer, x, y), run(twin, twin_layer, x, y, plain=True)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    # Running statistics move alike.
+    for a, b in zip(step.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(a, b)
+    if layer is not None:
+        for a, b in zip(layer.buffers(), twin_layer.buffers(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize('norm', ['train', 'none'])
+def test_forward_is_bit_equal(norm):
+    step, layer = make('pair', norm, dtype=torch.float32)
+    x, y = maps(torch.float32)
+    got = run(step, layer, x, y)[0]
+    assert torch.equal(got, run(step, layer, x, y, plain=True)[0])
+
+
+@pytest.mark.parametrize(
+    'trained', itertools.product([True, False], [True, False], [True, False], [True, False])
+)
+def test_only_what_is_trained_gets_a_gradient(trained):
+    if not any(trained):
+        pytest.skip('nothing to train')
+    step, layer = make()
+    x, y = maps()
+    leaves = ([x], [y], list(step.parameters()), list(layer.parameters()))
+    for group, on in zip(leaves, trained, strict=True):
+        for leaf in group:
+            leaf.requires_grad_(on)
+    step(x, y, norm=layer).sum().backward()
+    for group, on in zip(leaves, trained, strict=True):
+        assert all((leaf.grad is not None) == on for leaf in group)
+
+
+def test_the_gradient_given_is_left_alone():
+    step, layer = make(relu=False)
+    x, y = maps()
+    given = torch.randn(x.shape, dtype=x.dtype)
+    before = given.clone()
+    step(x, y, norm=layer).backward(given)
+    assert torch.equal(given, before)
+
+
+def test_inputs_are_left_alone():
+    step, layer = make()
+    x, y = maps()
+    before = x.clone(), y.clone()
+    step(x, y, norm=layer).sum().backward()
+    assert torch.equal(x, before[0]) and torch.equal(y, before[1])
+
+
+def test_backward_twice_on_a_retained_graph():
+    step, layer = make()
+    x, y = maps()
+    out = step(x, y, norm=layer).sum()
+    first = torch.autograd.grad(out, [x, y], retain_graph=True)
+    second = torch.autograd.grad(out, [x, y])
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_later_change_of_mode_leaves_a_pass_alone():
+    step, layer = make()
+    x, y = maps()
+    want = torch.autograd.grad(step(x, y, norm=layer).sum(), [x, y])
+    out = step(x, y, norm=layer).sum()
+    layer.eval()
+    got = torch.autograd.grad(out, [x, y])
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def saved_maps(out, x):
+    """Storages of the size of a map that a graph keeps, apart from inputs and output."""
+    kept = {}
+    pending, seen = [out.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        pending += [n for n, _ in node.next_functions]
+        names = [n for n in dir(node) if n.startswith('_saved_')]
+        tensors = [getattr(node, n) for n in names] + list(getattr(node, 'saved_tensors', ()))
+        for t in tensors:
+            if isinstance(t, torch.Tensor) and t.shape == x.shape:
+                kept[t.untyped_storage().data_ptr()] = t
+    return len(kept)
+
+
+def test_keeps_the_norms_input_and_the_output_only():
+    step, layer = make()
+    x, y = maps()
+    assert saved_maps(step(x, y, norm=layer), x) == 2
+    with plain_steps():
+        assert saved_maps(step(x, y, norm=layer), x) > 2
+
+
+# Where single operations are needed ---------------------------------------------------------------
+
+
+def test_second_derivatives_are_refused_and_the_way_out_works():
+    step, layer = make('IE', 'eval')
+    x, y = maps()
+    with pytest.raises(RuntimeError, match='plain_steps'):
+        torch.autograd.grad(step(x, y, norm=layer).sum(), x, create_graph=True)
+    inputs = [x, y, *step.parameters()]
+    with plain_steps():
+        assert torch.autograd.gradgradcheck(lambda x, y, *_: step(x, y, norm=layer), inputs)
+
+
+def test_plain_steps_ends_with_its_context():
+    step, layer = make()
+    x, y = maps()
+    with pytest.raises(KeyError), plain_steps():
+        raise KeyError
+    assert is_fused(step(x, y, norm=layer))
+
+
+def test_forward_mode_and_functional_transforms():
+    step, layer = make('pair', 'eval')
+    step.eval()
+    x, y = (t.detach() for t in maps())
+    dx, dy = torch.randn(2, *x.shape, dtype=x.dtype)
+
+    def f(x, y):
+        return step(x, y, norm=layer)
+
+    out, tangent = torch.func.jvp(f, (x, y), (dx, dy))
+    eps = 1e-6
+    with torch.no_grad():
+        difference = (f(x + eps * dx, y + eps * dy) - f(x - eps * dx, y - eps * dy)) / (2 * eps)
+    torch.testing.assert_close(tangent, difference, rtol=1e-5, atol=1e-6)
+
+    with torch.autograd.forward_ad.dual_level():
+        dual = f(
+            torch.autograd.forward_ad.make_dual(x, dx), torch.autograd.forward_ad.make_dual(y, dy)
+        )
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+
+    x.requires_grad_()
+    want = torch.autograd.grad(f(x, y).sum(), x)[0]
+    got = torch.func.grad(lambda x: f(x, y).sum())(x.detach())
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    batched = torch.func.vmap(f)(x.detach()[:, None], y[:, None])[:, 0]
+    torch.testing.assert_close(batched, out, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize('where', ['norm', 'step_size', 'activation'])
+def test_hooks_are_heard(where):
+    step, norm = make()
+    x, y = maps()
+    want = run(step, norm, x, y)[0]
+    heard = []
+    module = norm if where == 'norm' else getattr(step, where)
+    module.register_forward_hook(lambda module, args, out: heard.append(out.detach().clone()))
+    out = step(x, y, norm=norm)
+    assert len(heard) == 1
+    torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)
+    if where == 'norm':
+        torch.testing.assert_close(heard[0], copy.deepcopy(norm)(y))
+
+
+def test_what_a_hook_on_the_norm_holds_is_not_overwritten():
+    norm, step = nn.BatchNorm2d(CHANNELS), ResidualStep(activation=nn.ReLU(inplace=True))
+    x, y = maps(torch.float32)
+    held = []
+    norm.register_forward_hook(lambda module, args, out: held.append(out))
+    step(x, y, norm=norm)
+    assert torch.equal(held[0], nn.BatchNorm2d(CHANNELS)(y))
+
+
+def test_step_sizes_that_see_more_than_means_take_the_plain_path():
+    step, norm = ResidualStep(SRM(CHANNELS).double(), nn.ReLU()), nn.BatchNorm2d(CHANNELS).double()
+    x, y = maps()
+    out = step(x, y, norm=norm)
+    assert not is_fused(out)
+    f = copy.deepcopy(norm)(y)
+    want = torch.relu(x + f * copy.deepcopy(step.step_size)(x, f))
+    torch.testing.assert_close(out, want)
+
+
+def test_other_norms_are_applied_first():
+    step, _ = make()
+    norm = nn.GroupNorm(2, CHANNELS).double()
+    x, y = maps()
+    got, want = run(step, norm, x, y), run(step, norm, x, y, plain=True)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_recorder_hears_f_and_dt():
+    step, norm = make()
+    x, y = maps()
+    heard = []
+    step.recorder = lambda *args: heard.append([a.detach().clone() for a in args[1:]])
+    assert is_fused(step(x, y, norm=norm))
+    identity, f, dt = heard[0]
+    assert torch.equal(identity, x)
+    want = copy.deepcopy(norm)(y)
+    assert torch.equal(f, want)
+    torch.testing.assert_close(dt, copy.deepcopy(step.step_size)(x, want))
+
+
+# Formats ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('norm', ['train', 'none'])
+def test_channels_last_stays(norm, dtype):
+    step, layer = make('pair', norm, dtype=torch.float32)
+    x, y = (t.detach() for t in maps(torch.float32))
+    want = run(step, layer, x.requires_grad_(), y.requires_grad_())
+    form = torch.channels_last
+    x, y = (t.detach().to(dtype, memory_format=form).requires_grad_() for t in (x, y))
+    got = run(step, layer, x, y)
+    for a in got[:3]:
+        assert a.is_contiguous(memory_format=form) and a.dtype == dtype
+    tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=0.1, atol=0.1)
+    torch.testing.assert_close(got[0].float(), want[0], **tolerance)
+    # 8 bits of mantissa: compare gradients as wholes.
+    for a, b in zip(got[1:], want[1:], strict=True):
+        limit = 1e-4 if dtype == torch.float32 else 0.05
+        assert (a.float() - b).norm() <= limit * (b.norm() + 1)
+
+
+def test_inference_writes_into_the_norms_output():
+    step, norm = make('pair', 'eval')
+    step.eval()
+    x, y = maps()
+    kept = []
+    step.activation.register_forward_hook(lambda module, args, out: kept.append(out.data_ptr()))
+    f_pointer = []
+    norm_forward = norm.forward
+
+    def forward(y):
+        f = norm_forward(y)
+        f_pointer.append(f.data_ptr())
+        return f
+
+    norm.forward = forward
+    with torch.no_grad():
+        out = step(x, y, norm=norm)
+    assert out.data_ptr() == f_pointer[0] == kept[0]
+    f = norm_forward(y)
+    torch.testing.assert_close(out, torch.relu(x + f * step.step_size(x, f)))
