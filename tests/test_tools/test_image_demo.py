@@ -1,0 +1,122 @@
+import json
+import sys
+
+import cv2
+import numpy as np
+import pytest
+
+import mmstepnet  # noqa: F401  (lets the safe loader read MMEngine's checkpoints)
+
+pytest.importorskip('mmcv')
+
+CLASSIFIER = """
+_base_ = ['mmpretrain::_base_/default_runtime.py']
+custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(
+        type='mmstepnet.StepResNet',
+        depth=18,
+        base_channels=8,
+        stem_channels=8,
+        out_indices=(3,),
+        plugins=[dict(cfg=dict(type='mmstepnet.StepNetAdaptor'))],
+    ),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(type='LinearClsHead', num_classes=2, in_channels=64, topk=(1,)),
+)
+data_preprocessor = dict(num_classes=2, mean=[127.0] * 3, std=[60.0] * 3, to_rgb=True)
+pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+train_dataloader = dict(
+    batch_size=4,
+    num_workers=0,
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    dataset=dict(type='CustomDataset', data_root='DATA', pipeline=pipeline),
+)
+val_dataloader = test_dataloader = dict(train_dataloader, sampler=dict(type='DefaultSampler'))
+val_evaluator = test_evaluator = dict(type='Accuracy', topk=1)
+train_cfg = dict(by_epoch=True, max_epochs=3)
+val_cfg = test_cfg = dict()
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.05, momentum=0.9))
+"""
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    """Dark and light noise, 32x32, in class folders."""
+    root = tmp_path_factory.mktemp('pictures')
+    random = np.random.default_rng(0)
+    for name, offset in (('dark', 0), ('light', 150)):
+        (root / name).mkdir()
+        for index in range(8):
+            picture = random.integers(0, 100, (32, 32, 3)) + offset
+            cv2.imwrite(str(root / name / f'{name}{index}.png'), picture.astype('uint8'))
+    return root
+
+
+@pytest.fixture
+def demo(load_tool):
+    return load_tool('image_demo')
+
+
+def test_what_an_argument_means(demo, pictures, tmp_path):
+    dark = pictures / 'dark'
+    assert demo.find_pictures(str(dark / 'dark0.png')) == [str(dark / 'dark0.png')]
+    (tmp_path / 'notes.txt').write_text('no picture')
+    (tmp_path / 'a.JPG').write_bytes(b'')
+    assert demo.find_pictures(str(tmp_path)) == [str(tmp_path / 'a.JPG')]
+    assert len(demo.find_pictures(str(pictures / '*' / '*0.png'))) == 2
+
+
+def test_nothing_there_and_names_that_clash(demo, pictures, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        demo.find_pictures(str(tmp_path / '*.png'))
+    assert 'error: no picture at ' in capsys.readouterr().err
+    for suffix in ('png', 'jpg'):
+        (tmp_path / f'same.{suffix}').write_bytes(b'')
+    with pytest.raises(SystemExit):
+        demo.find_pictures(str(tmp_path))
+    assert 'would be saved under the same name' in capsys.readouterr().err
+
+
+def test_unreadable_pictures_are_named(demo, pictures, tmp_path, capsys):
+    good, bad = str(pictures / 'dark' / 'dark0.png'), str(tmp_path / 'broken.png')
+    (tmp_path / 'broken.png').write_text('not a picture')
+    assert demo.leave_out_unreadable([good, bad]) == ([good], [bad])
+    assert capsys.readouterr().err == f'error: {bad} is not a readable picture\n'
+
+
+@pytest.mark.slow
+def test_classifier_from_training_to_pictures(toy, load_tool, pictures, tmp_path, monkeypatch):
+    """Train, test with and without flips, demo, and MMPretrain's own inferencer."""
+    pytest.importorskip('mmpretrain')
+    config = tmp_path / 'classifier.py'
+    config.write_text(CLASSIFIER.replace('DATA', str(pictures)))
+    monkeypatch.setattr(toy, 'config', config)
+    work_dir, out = tmp_path / 'run', tmp_path / 'metrics.json'
+    toy.call(monkeypatch, 'train', '--work-dir', work_dir)
+    checkpoint = work_dir / 'epoch_3.pth'
+    for tta in ((), ('--tta',)):
+        toy.call(
+            *(monkeypatch, 'test', checkpoint, '--work-dir', work_dir, *tta),
+            *('--out', out, '--out-item', 'metrics'),
+        )
+        assert json.loads(out.read_text())['accuracy/top1'] == 100
+
+    (pictures / 'broken.png').write_text('not a picture')
+    arguments = (pictures / '**' / '*.png', config, checkpoint, '--out-dir', tmp_path / 'demo')
+    monkeypatch.setattr(sys, 'argv', ['image_demo.py', *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_info:
+        load_tool('image_demo').main()
+    assert exit_info.value.code == 2
+    predictions = json.loads((tmp_path / 'demo' / 'predictions.json').read_text())
+    assert len(predictions) == 16
+    assert all(result['pred_class'] in path for path, result in predictions.items())
+    assert len(list((tmp_path / 'demo' / 'vis').glob('*.png'))) == 16
+
+    from mmpretrain import ImageClassificationInferencer
+
+    inferencer = ImageClassificationInferencer(str(config), pretrained=str(checkpoint))
+    path = str(pictures / 'light' / 'light3.png')
+    (result,) = inferencer(path)
+    np.testing.assert_allclose(result['pred_scores'], predictions[path]['pred_scores'], rtol=1e-5)
