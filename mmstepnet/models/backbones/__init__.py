@@ -2,7 +2,7 @@
 
 from .attention_conv_net import AttentionConvNet
 from .information_propagation_net import InformationPropagationNet
-from .on_mmpretrain import MetricVisionTransformer
+from .on_mmpretrain import MetricVisionTransformer, StepVisionTransformer
 from .step_resnet import StepResNet
 from .step_resnet_cifar import StepResNetCifar
 
@@ -12,4 +12,5 @@ __all__ = [
     'MetricVisionTransformer',
     'StepResNet',
     'StepResNetCifar',
+    'StepVisionTransformer',
 ]
