@@ -2,5 +2,6 @@
 
 from .check_coco import Problem, check_coco
 from .digits import Digits
+from .stl10 import STL10
 
-__all__ = ['Digits', 'Problem', 'check_coco']
+__all__ = ['STL10', 'Digits', 'Problem', 'check_coco']
