@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from mmcv.cnn import fuse_conv_bn
 from mmengine.dist import get_world_size
 from mmengine.logging import print_log
 from mmengine.model import BaseModule, constant_init
@@ -173,7 +174,9 @@ class ResidualBackbone(BaseModule):
 
     @torch.no_grad()
     def switch_to_deploy(self) -> None:
-        """Fold every step size that can be folded, in place; a second call changes nothing.
+        """Fold step sizes that can be folded and the trunk's batch norms, in place.
+
+        A second call changes nothing.
 
         Raises:
             RuntimeError: In training mode.
@@ -183,3 +186,11 @@ class ResidualBackbone(BaseModule):
         for step in self.steps().values():
             if hasattr(step.step_size, 'switch_to_deploy'):
                 step.step_size.switch_to_deploy()
+        for block in self.blocks():
+            block.fold_norms()
+        stem = self._stem_modules()
+        names = {id(module): name for name, module in self.named_children()}
+        for before, after in zip(stem, fuse_conv_bn(nn.ModuleList(stem)), strict=True):
+            setattr(self, names[id(before)], after)
+        # What took the place of norms is new and in training mode.
+        self.eval()

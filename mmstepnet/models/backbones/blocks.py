@@ -6,7 +6,7 @@ Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1
 from contextlib import nullcontext
 
 import torch
-from mmcv.cnn import build_conv_layer, build_norm_layer, build_plugin_layer
+from mmcv.cnn import build_conv_layer, build_norm_layer, build_plugin_layer, fuse_conv_bn
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -104,6 +104,12 @@ class ResidualBlock(BaseModule):
                 self._forward, x, memory, use_reentrant=False, context_fn=lambda: contexts
             )
         return self._forward(x, memory)
+
+    @torch.no_grad()
+    def fold_norms(self) -> None:
+        """Fold batch norms into the convolutions before them; for evaluation mode."""
+        # MMCV pairs them by order of registration, which is the order of computation here.
+        fuse_conv_bn(self)
 
 
 class Stage(Sequential):

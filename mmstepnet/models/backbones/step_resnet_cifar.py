@@ -125,6 +125,11 @@ class PreActBlock(ResidualBlock):
             x = self._apply_plugins(x, f'after_{conv_name}')
         return x
 
+    def fold_norms(self) -> None:
+        # A plugin layer stands between a convolution and the next norm.
+        if not self.plugin_names:
+            super().fold_norms()
+
     def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         activated = self._activate(x)
         identity = x if self.downsample is None else self.downsample(activated)
