@@ -9,10 +9,7 @@ train_dataloader = dict(
     dataset=dict(
         type='mmstepnet.Digits',
         split='train',
-        pipeline=[
-            dict(type='RandomCrop', crop_size=8, padding=1),
-            dict(type='PackInputs'),
-        ],
+        pipeline=[dict(type='PackInputs')],
     ),
 )
 val_dataloader = dict(

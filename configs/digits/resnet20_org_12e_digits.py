@@ -1,7 +1,7 @@
 _base_ = [
     'mmpretrain::_base_/default_runtime.py',
     '../_base_/datasets/digits.py',
-    '../_base_/schedules/digits_20e.py',
+    '../_base_/schedules/digits_12e.py',
 ]
 model = dict(
     type='ImageClassifier',

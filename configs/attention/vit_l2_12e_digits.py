@@ -1,3 +1,3 @@
-_base_ = './vit_dot_20e_digits.py'
+_base_ = './vit_dot_12e_digits.py'
 
 model = dict(backbone=dict(kernel='l2'))

@@ -1,0 +1,3 @@
+_base_ = './resnet20_org_30e_digits-hard.py'
+
+model = dict(backbone=dict(norm_cfg=dict(type='mmstepnet.IEBN')))
