@@ -27,3 +27,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(custom_keys=dict(centers=dict(decay_mult=0.0), spreads=dict(decay_mult=0.0)))
 )
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1))
+custom_hooks = [
+    dict(type='mmstepnet.StiffnessHook', interval=12, figures=False),
+    dict(type='mmstepnet.HeadFigureHook', interval=3),
+]

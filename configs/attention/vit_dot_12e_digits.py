@@ -24,3 +24,4 @@ model = dict(
     ),
 )
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1))
+custom_hooks = [dict(type='mmstepnet.StiffnessHook', interval=12, figures=False)]

@@ -2,12 +2,14 @@
 
 from .atomic_checkpoint_hook import AtomicCheckpointHook, AtomicLocalBackend
 from .exact_resume_hook import ExactResumeHook, keep_worker_seed
+from .head_figure_hook import HeadFigureHook
 from .stiffness_hook import StiffnessHook
 
 __all__ = [
     'AtomicCheckpointHook',
     'AtomicLocalBackend',
     'ExactResumeHook',
+    'HeadFigureHook',
     'StiffnessHook',
     'keep_worker_seed',
 ]
