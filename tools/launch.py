@@ -17,6 +17,7 @@ import warnings
 from typing import NoReturn
 
 BAD_INPUT = 2  # exit code of a process that has already told the user what is wrong
+NODES_SECONDS = 900  # how long the first machine waits for the others
 _LAUNCHER_PID = 'MMSTEPNET_LAUNCHER_PID'
 
 
@@ -92,6 +93,7 @@ def main() -> None:
     import torch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if torch.cuda.is_available() and gpus > torch.cuda.device_count():
@@ -106,7 +108,7 @@ def main() -> None:
         run_id='mmstepnet',
         rdzv_backend='static',
         rdzv_endpoint=f'{address}:{port}',
-        rdzv_configs=dict(rank=node_rank, timeout=900),
+        rdzv_configs=dict(rank=node_rank, timeout=NODES_SECONDS),
         max_restarts=0,
         local_addr='127.0.0.1' if nnodes == 1 else None,
     )
@@ -130,6 +132,12 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(failure.exitcode) from None
+    except (RendezvousError, torch.distributed.DistError):
+        fail(
+            f'the {nnodes} nodes have not met at {address}:{port} within {NODES_SECONDS} s: run '
+            f'the same command on each, with NODE_RANK 0 to {nnodes - 1}, NNODES={nnodes}, and the '
+            "first one's address as MASTER_ADDR"
+        )
     except SignalException as error:
         name = signal.Signals(error.sigval).name
         print(

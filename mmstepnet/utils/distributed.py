@@ -5,6 +5,7 @@ import datetime
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +19,9 @@ from .command_line import fail, wait_for_the_end
 
 LAUNCHERS = ('none', 'pytorch', 'slurm', 'mpi')
 _LOST_PEER = ('Connection closed by peer', 'Connection reset by peer', 'Broken pipe')
+_TIMED_OUT = ('Timed out waiting', 'Application timeout caused pair closure')
+_TIMEOUT = 1800  # seconds that a process waits for another, torch's own default for gloo
+_ANSWER_SECONDS = 5  # how far apart two processes notice that a third one hangs
 _LOOPBACK = ('127.0.0.1', 'localhost', '::1')
 
 
@@ -89,11 +93,16 @@ def process_group(launcher: str, cfg: Config) -> Iterator[None]:
         print('\ninterrupted; --resume goes on from the last checkpoint', file=sys.stderr)
         raise SystemExit(130) from None
     except RuntimeError as error:
+        timed_out = any(text in str(error) for text in _TIMED_OUT)
+        if not timed_out and not any(text in str(error) for text in _LOST_PEER):
+            _destroy()
+            raise
+        silent = _silent_processes()
         _destroy()
-        if any(text in str(error) for text in _LOST_PEER):
-            # The launcher names the process that went first. This one only lost its partner.
-            wait_for_the_end()
-        raise
+        if timed_out and global_rank() == min(set(range(world_size())) - set(silent)):
+            _tell_who_hangs(silent, cfg)
+        # The launcher names a process that died. This one only lost its partner.
+        wait_for_the_end()
     except BaseException:
         _destroy()
         raise
@@ -110,7 +119,7 @@ def _init(launcher: str, cfg: Config) -> None:
     if os.environ['MASTER_ADDR'] in _LOOPBACK:
         # Otherwise gloo asks for the address of the machine's name, which not every machine has.
         os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if sys.platform == 'darwin' else 'lo')
-    timeout = datetime.timedelta(seconds=dist_cfg.get('timeout', 1800))
+    timeout = datetime.timedelta(seconds=dist_cfg.get('timeout', _TIMEOUT))
     distributed.init_process_group('gloo', timeout=timeout)
     wrapper = dict(
         type='MMDistributedDataParallel',
@@ -121,11 +130,48 @@ def _init(launcher: str, cfg: Config) -> None:
     cfg.model_wrapper_cfg = dict(wrapper, device_ids=None)
 
 
+def _silent_processes() -> list[int]:
+    """Processes that have not come here too: all that can still run do, when one hangs or dies."""
+    try:
+        store = distributed.TCPStore(
+            os.environ['MASTER_ADDR'],
+            int(os.environ['MASTER_PORT']),
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=_ANSWER_SECONDS),
+        )
+    except RuntimeError:
+        return [0]  # without an elastic launcher the store ends with process 0
+    store = distributed.PrefixStore('mmstepnet/answers', store)
+    store.set(str(global_rank()), 'here')
+    time.sleep(_ANSWER_SECONDS)
+    return [rank for rank in range(world_size()) if not store.check([str(rank)])]
+
+
+def _tell_who_hangs(silent: list[int], cfg: Config) -> None:
+    timeout = cfg.get('env_cfg', {}).get('dist_cfg', {}).get('timeout', _TIMEOUT)
+    who = ', '.join(map(str, silent))
+    print(
+        f'error: process {who} hangs: the others waited {timeout} s for it '
+        '(env_cfg.dist_cfg.timeout); --resume goes on from the last checkpoint'
+        if silent
+        else f'error: every process waited {timeout} s for another (env_cfg.dist_cfg.timeout): '
+        'they have not run the same steps',
+        file=sys.stderr,
+        flush=True,
+    )
+    raise SystemExit(1)
+
+
 def _destroy(finished: bool = False) -> None:
     # A gloo group left to the interpreter's exit can abort the process. NCCL's is destroyed only
     # after a good end: after an error its destruction waits for processes that no longer answer.
     if distributed.is_initialized() and (finished or distributed.get_backend() == 'gloo'):
         distributed.destroy_process_group()
+
+
+def global_rank() -> int:
+    """Number of this process among all."""
+    return int(os.environ.get('RANK', 0))
 
 
 def world_size() -> int:

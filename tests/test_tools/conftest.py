@@ -11,6 +11,9 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools'
 
 TOY_MODULE = '''
+import os
+import time
+
 import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
@@ -23,10 +26,15 @@ class ToyData:
 
     metainfo = dict(classes=('negative', 'positive'))
 
+    def __init__(self, hanging_rank=None):
+        self.hanging_rank = hanging_rank
+
     def __len__(self):
         return 12
 
     def __getitem__(self, index):
+        if self.hanging_rank is not None and os.environ['RANK'] == str(self.hanging_rank):
+            time.sleep(1000)
         x = torch.randn(4, generator=torch.Generator().manual_seed(index))
         return dict(inputs=x + 0.1 * torch.randn(4), label=int(x.sum() > 0))
 
@@ -127,9 +135,10 @@ class Toy:
         load_tool(tool).main()
 
     def start(self, script, *arguments, **env):
-        """Start a shell script of ``tools/`` as a process."""
+        """Start a script of ``tools/`` as a process."""
+        interpreter = 'bash' if script.endswith('.sh') else sys.executable
         return subprocess.Popen(
-            ['bash', str(TOOLS / script), *map(str, arguments)],
+            [interpreter, str(TOOLS / script), *map(str, arguments)],
             env={**self.env, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -137,7 +146,7 @@ class Toy:
         )
 
     def run(self, script, *arguments, **env):
-        """Run a shell script to its end: exit code and output."""
+        """Run a script to its end: exit code and output."""
         process = self.start(script, *arguments, **env)
         output, _ = process.communicate(timeout=300)
         return process.returncode, output

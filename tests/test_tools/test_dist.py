@@ -181,6 +181,31 @@ def test_two_processes_resume_test_and_two_nodes(toy, tmp_path, free_port):
 
 
 @pytest.mark.slow
+def test_a_process_that_hangs_is_named(toy, tmp_path):
+    code, output = toy.run(
+        *('dist_train.sh', toy.config, 2, '--work-dir', tmp_path / 'run', '--cfg-options'),
+        *('train_dataloader.dataset.hanging_rank=1', 'env_cfg.dist_cfg.timeout=30'),
+    )
+    assert code == 1
+    assert 'error: process 1 hangs: the others waited 30 s for it' in output
+    assert 'Traceback' not in output
+
+
+@pytest.mark.slow
+def test_nodes_that_do_not_meet(toy, launch, monkeypatch, capsys, free_port):
+    for name, value in (('NNODES', '2'), ('PORT', str(free_port))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, 'NODES_SECONDS', 5)
+    monkeypatch.setattr(sys, 'argv', ['launch.py', '1', 'script.py'])
+    monkeypatch.setattr(launch.logging, 'disable', lambda level: None)
+    with pytest.raises(SystemExit):
+        launch.main()
+    assert (
+        f'the 2 nodes have not met at 127.0.0.1:{free_port} within 5 s' in capsys.readouterr().err
+    )
+
+
+@pytest.mark.slow
 def test_bad_input_is_said_once(toy, tmp_path):
     code, output = toy.run('dist_train.sh', tmp_path / 'no config.py', 2)
     assert code == 2
