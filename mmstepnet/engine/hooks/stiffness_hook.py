@@ -86,6 +86,19 @@ class StiffnessHook(Hook):
         stem = '_'.join(map(str, *place.items())) if place else split
         return Path(runner.work_dir) / 'stiffness' / f'{stem}.json'
 
+    def report_info(self, runner: Runner, split: str, place: dict[str, int]) -> dict:
+        """What a report says about itself; arguments as in :meth:`report_path`."""
+        loader = runner.val_dataloader if split == 'val' else runner.test_dataloader
+        return dict(
+            model=_model_name(runner),
+            config=runner.cfg.filename,
+            checkpoint=None if place else runner.cfg.get('load_from'),
+            dataset=describe_dataset(loader.dataset),
+            split=split,
+            seed=runner.seed,
+            **place,
+        )
+
     def _is_due(self, runner: Runner) -> bool:
         training = _train_loop(runner)
         if training is None:
@@ -135,17 +148,10 @@ class StiffnessHook(Hook):
             return
         metric = self._metrics[split]
         measurement = metric.measurement
-        loader = runner.val_dataloader if split == 'val' else runner.test_dataloader
         own = f'{metric.prefix}/'
         report = measurement.report(
-            model=_model_name(runner),
-            config=runner.cfg.filename,
-            checkpoint=None if place else runner.cfg.get('load_from'),
-            dataset=describe_dataset(loader.dataset),
             metrics={key: value for key, value in metrics.items() if not key.startswith(own)},
-            split=split,
-            seed=runner.seed,
-            **place,
+            **self.report_info(runner, split, place),
         )
         path = self.report_path(runner, split, place)
         write_report(path, report, nsi=measurement.nsi, dt=measurement.dt)

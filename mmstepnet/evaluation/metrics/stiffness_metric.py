@@ -74,8 +74,8 @@ class StiffnessMetric(BaseMetric):
         exclude_first: See there.
         nan_policy: ``'raise'`` ends the evaluation at a sample without NSI and names it;
             ``'omit'`` leaves it out and counts it.
-        thresholds: (M1, M2) of ``stiffness/proportion``: by default the share of blocks that are at
-            least half as stiff again as their stage's mean.
+        thresholds: (M1, M2) of ``stiffness/proportion``: by default the share of blocks that are
+            stiffer than their stage's mean by a tenth or more.
         prefix: Prefix of the values' names.
 
     Attributes:
@@ -97,7 +97,7 @@ class StiffnessMetric(BaseMetric):
         blocks: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
         exclude_first: bool = True,
         nan_policy: str = 'raise',
-        thresholds: tuple[float, float] = (0.5, 0.0),
+        thresholds: tuple[float, float] = (0.1, 0.0),
         prefix: str | None = None,
     ):
         super().__init__(prefix=prefix)
