@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from mmstepnet.models.layers.metric_attention import MetricAttention
 
 
 def implied_squared_distances(scores: Tensor) -> Tensor:
@@ -167,3 +169,43 @@ def _components(near: Tensor) -> Tensor:
 
     counts = [connected_components(graph, directed=False)[0] for graph in near.cpu().numpy()]
     return torch.tensor(counts, dtype=torch.float64)
+
+
+@torch.no_grad()
+def trace_layers(
+    model: nn.Module, layers: Sequence[nn.Module], inputs: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run a network and note what its attention layers see.
+
+    Args:
+        model: Called with ``inputs``.
+        layers: Its encoder layers in order, each of one :class:`MetricAttention` (or being one)
+            that maps tokens (N, L, C) to tokens.
+        inputs: A batch.
+
+    Returns:
+        tuple[list[Tensor], list[Tensor]]: Scores of each layer, (N, heads, L, L), and the tokens
+            before the first layer and after each, (N, L, C).
+    """
+    scores: list[Tensor] = []
+    states: list[Tensor] = []
+    handles = []
+
+    def note_scores(layer, args):
+        scores.append(layer.scores(args[0]))
+
+    def note_state(layer, args, output):
+        if not states:
+            states.append(args[0])
+        states.append(output)
+
+    try:
+        for layer in layers:
+            handles.append(layer.register_forward_hook(note_state))
+            attention = [m for m in layer.modules() if isinstance(m, MetricAttention)]
+            handles += [m.register_forward_pre_hook(note_scores) for m in attention]
+        model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return scores, states

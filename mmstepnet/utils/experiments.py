@@ -21,7 +21,7 @@ from pathlib import Path
 
 RESULT = 'result.json'
 FORMAT = 'mmstepnet.run/1'
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Run:
         column: Column, the data set for instance.
         seed: Random seed.
         root: Folder of the table's runs.
-        config: Config file, for runs that ``tools/train.py`` does.
+        config: Config file, for runs that ``tools/train.py`` does; absolute, or as seen from the
+            repository's root.
         options: ``--cfg-options`` of such a run, or the settings of another kind of run. Part of
             what the result is recognised by.
     """
@@ -144,10 +145,17 @@ def train_command(run: Run, gpus: int = 0) -> list[str]:
     """
     options = [f'{key}={_literal(value)}' for key, value in run.options.items()]
     options.append(f'randomness.seed={run.seed}')
-    command = [run.config, '--work-dir', str(run.work_dir), '--resume', '--cfg-options', *options]
+    command = [
+        str(ROOT / run.config),
+        '--work-dir',
+        str(run.work_dir),
+        '--resume',
+        '--cfg-options',
+        *options,
+    ]
     if gpus > 1:
-        return ['bash', str(_ROOT / 'tools/dist_train.sh'), run.config, str(gpus), *command[1:]]
-    return [sys.executable, str(_ROOT / 'tools/train.py'), *command]
+        return ['bash', str(ROOT / 'tools/dist_train.sh'), command[0], str(gpus), *command[1:]]
+    return [sys.executable, str(ROOT / 'tools/train.py'), *command]
 
 
 def train(run: Run, gpus: int = 0) -> list[dict]:
@@ -194,6 +202,14 @@ def evaluations(work_dir: Path) -> list[dict]:
     """The evaluations of a training by epoch or iteration (``step``), resumed ones once."""
     by_step = {line['step']: line for line in scalars(work_dir) if 'loss' not in line}
     return [by_step[step] for step in sorted(by_step)]
+
+
+def epoch_losses(work_dir: Path) -> list[float]:
+    """The last loss that was logged in each epoch of a training."""
+    by_epoch = {
+        line['epoch']: line['loss'] for line in scalars(work_dir) if {'epoch', 'loss'} <= {*line}
+    }
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
 def last_and_best(found: Sequence[dict], metric: str) -> dict[str, float]:

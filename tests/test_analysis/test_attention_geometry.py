@@ -8,7 +8,9 @@ from mmstepnet.analysis.attention_geometry import (
     attention_geometry,
     implied_squared_distances,
     token_clustering,
+    trace_layers,
 )
+from mmstepnet.models.backbones import InformationPropagationNet
 from mmstepnet.models.layers import MetricAttention
 
 
@@ -79,6 +81,17 @@ def test_clusters_by_hand():
 def test_the_rank_of_isotropic_tokens():
     tokens = torch.cat([torch.eye(3), -torch.eye(3)])[None]
     assert token_clustering([tokens]).rank.item() == pytest.approx(3)
+
+
+def test_a_trace_holds_scores_and_states_and_leaves_no_hook():
+    net = InformationPropagationNet(depth=2, residual=False)
+    x = torch.randn(2, 5, 2)
+    scores, states = trace_layers(net, net.layers, x)
+    expected = net.states(x)
+    torch.testing.assert_close(states, expected)
+    for layer, state, found in zip(net.layers, expected[:-1], scores, strict=True):
+        torch.testing.assert_close(found, layer.scores(state))
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in net.layers)
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,13 @@ def test_commands(tmp_path):
     run = Run('a', 'digits', 3, tmp_path, 'c.py', {'train_cfg.max_epochs': 2, 'x': [1, 2]})
     single = experiments.train_command(run)
     assert single[0] == sys.executable
+    config = str(experiments.ROOT / 'c.py')
     assert single[2:] == [
-        'c.py', '--work-dir', str(tmp_path / 'digits/a/seed3'), '--resume', '--cfg-options',
+        config, '--work-dir', str(tmp_path / 'digits/a/seed3'), '--resume', '--cfg-options',
         'train_cfg.max_epochs=2', 'x=[1,2]', 'randomness.seed=3',
     ]  # fmt: skip
     several = experiments.train_command(run, gpus=8)
-    assert several[0] == 'bash' and several[2:4] == ['c.py', '8']
+    assert several[0] == 'bash' and several[2:4] == [config, '8']
     assert several[4:] == single[3:]
 
 
@@ -78,10 +79,24 @@ def test_evaluations_of_a_resumed_training(tmp_path):
         text = '\n'.join(json.dumps(line) for line in lines) + '\n' + end
         (folder / 'scalars.json').write_text(text)
 
-    log('1', dict(loss=1.0, step=5), dict(top1=50.0, step=1), dict(top1=61.0, step=2), end='{"to')
-    log('2', dict(loss=0.5, step=9), dict(top1=60.0, step=2), dict(top1=55.0, step=3))
+    log(
+        '1',
+        dict(loss=1.0, epoch=1, step=5),
+        dict(loss=0.8, epoch=2, step=8),
+        dict(top1=50.0, step=1),
+        dict(top1=61.0, step=2),
+        end='{"to',
+    )
+    log(
+        '2',
+        dict(loss=0.7, epoch=2, step=8),
+        dict(loss=0.5, epoch=3, step=9),
+        dict(top1=60.0, step=2),
+        dict(top1=55.0, step=3),
+    )
     found = experiments.evaluations(tmp_path)
     assert [line['top1'] for line in found] == [50, 60, 55]
+    assert experiments.epoch_losses(tmp_path) == [1.0, 0.7, 0.5]
     assert experiments.last_and_best(found, 'top1') == dict(last=55, best=60)
     with pytest.raises(RunError, match='top1'):
         experiments.last_and_best(found, 'top5')
