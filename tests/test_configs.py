@@ -75,6 +75,8 @@ def test_builds_predicts_and_trains(name):
     for part in (cfg.model, cfg.model.backbone):
         if 'Pretrained' in str(part.get('init_cfg')):
             part.init_cfg = None
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(dict(cfg.model, _scope_=cfg.default_scope))
     model.init_weights()
     is_detector = cfg.default_scope == 'mmdet'

@@ -16,5 +16,8 @@ test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=256)
 
 # Batch norms keep their own running statistics on each GPU; they are averaged before validation.
-custom_hooks = [dict(type='SyncBuffersHook')]
-default_hooks = dict(checkpoint=dict(save_best='accuracy/top1'))
+custom_hooks = [
+    dict(type='SyncBuffersHook'),
+    dict(type='mmstepnet.StiffnessHook', interval=120),
+]
+default_hooks = dict(checkpoint=dict(max_keep_ckpts=1, save_best='accuracy/top1'))

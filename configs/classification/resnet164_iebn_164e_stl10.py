@@ -1,0 +1,3 @@
+_base_ = './resnet164_org_164e_stl10.py'
+
+model = dict(backbone=dict(norm_cfg=dict(type='mmstepnet.IEBN')))

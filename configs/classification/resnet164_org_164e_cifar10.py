@@ -1,0 +1,5 @@
+_base_ = [
+    '../_base_/models/resnet164.py',
+    '../_base_/datasets/cifar10_bs128.py',
+    '../_base_/schedules/sgd_164e.py',
+]

@@ -1,0 +1,6 @@
+_base_ = './resnet164_org_164e_cifar100.py'
+
+model = dict(backbone=dict(plugins=[dict(cfg=dict(type='mmstepnet.SRM'))]))
+
+# The gate's parameters are trained without weight decay.
+optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'.step.': dict(decay_mult=0.0)}))

@@ -1,0 +1,7 @@
+_base_ = './resnet164_org_164e_stl10.py'
+
+model = dict(
+    backbone=dict(
+        plugins=[dict(cfg=dict(type='mmstepnet.StepNetAdaptor', inputs='next'), blocks='identity')]
+    )
+)

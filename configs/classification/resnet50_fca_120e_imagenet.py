@@ -1,0 +1,3 @@
+_base_ = './resnet50_org_120e_imagenet.py'
+
+model = dict(backbone=dict(plugins=[dict(cfg=dict(type='mmstepnet.FCA'))]))

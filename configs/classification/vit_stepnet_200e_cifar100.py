@@ -1,0 +1,6 @@
+_base_ = [
+    '../_base_/models/vit_small_patch4.py',
+    '../_base_/datasets/cifar100_bs128.py',
+    '../_base_/schedules/adamw_200e_vit.py',
+]
+model = dict(head=dict(num_classes=100))
