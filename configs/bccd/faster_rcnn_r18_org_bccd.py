@@ -4,8 +4,8 @@ _base_ = [
     '../_base_/small_detection_runtime.py',
 ]
 model = dict(roi_head=dict(bbox_head=dict(num_classes=3)))
-train_cfg = dict(max_epochs=16, val_interval=4)
+train_cfg = dict(max_epochs=12, val_interval=3)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=50),
-    dict(type='CosineAnnealingLR', T_max=16, by_epoch=True, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', T_max=12, by_epoch=True, convert_to_iter_based=True),
 ]

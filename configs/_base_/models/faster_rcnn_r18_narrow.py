@@ -17,13 +17,13 @@ model = dict(
         anchor_generator=dict(scales=[4, 5.65], ratios=[1.0], strides=[4, 8, 16, 32]),
     ),
     roi_head=dict(
-        bbox_roi_extractor=dict(out_channels=64, roi_layer=dict(sampling_ratio=2)),
-        bbox_head=dict(in_channels=64, fc_out_channels=256, loss_bbox=dict(loss_weight=2.0)),
+        bbox_roi_extractor=dict(out_channels=64, roi_layer=dict(sampling_ratio=1)),
+        bbox_head=dict(in_channels=64, fc_out_channels=256),
     ),
     train_cfg=dict(
         rpn=dict(sampler=dict(num=64)),
         rpn_proposal=dict(nms_pre=500, max_per_img=200),
-        rcnn=dict(sampler=dict(num=64)),
+        rcnn=dict(sampler=dict(num=64, pos_fraction=0.5)),
     ),
     test_cfg=dict(rpn=dict(nms_pre=300, max_per_img=100)),
 )
