@@ -6,6 +6,7 @@ its newest checkpoint. Tables are made of the results alone.
 """
 
 import csv
+import fcntl
 import io
 import json
 import math
@@ -15,13 +16,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 RESULT = 'result.json'
 FORMAT = 'mmstepnet.run/1'
+# What holds configs and tools: the repository, or .mim of an installed package.
 ROOT = Path(__file__).parents[2]
+if not (ROOT / 'tools' / 'reproduce.py').is_file():
+    ROOT = Path(__file__).parents[1] / '.mim'
+_children: set[subprocess.Popen] = set()
 
 
 @dataclass(frozen=True)
@@ -102,32 +109,55 @@ def complete(
     runs: Sequence[Run],
     execute: Callable[[Run], dict],
     say: Callable[[str], None] = print,
+    workers: int = 1,
 ) -> list[dict]:
     """Do what is missing of ``runs`` in their order and return all results.
 
     Args:
         runs: The runs of a table.
         execute: Does one run and returns what its result holds: ``metrics`` (numbers by name) and
-            whatever else JSON takes.
+            whatever else JSON takes. With several workers it is called from threads.
         say: Takes a line about each run and the time left.
+        workers: Runs at the same time.
 
     Raises:
-        RunError: From ``execute`` or :func:`read_result`. What was done before stays done.
+        RunError: From ``execute`` or :func:`read_result`. What was done before stays done; what
+            runs at the same time is ended.
     """
     results = [read_result(run) for run in runs]
     missing = [i for i, result in enumerate(results) if result is None]
     if len(missing) < len(runs):
         say(f'{len(runs) - len(missing)} of {len(runs)} runs are already there')
-    spent = 0.0
-    for done, i in enumerate(missing):
+    begin = time.monotonic()
+    started = done = 0
+
+    def do(i: int) -> None:
+        nonlocal started, done
         run = runs[i]
-        left = f', about {_duration(spent / done * (len(missing) - done))} left' if done else ''
-        say(f'[{done + 1}/{len(missing)}] {run.column} {run.row} seed {run.seed}{left}')
+        started += 1
+        passed = time.monotonic() - begin
+        left = f', about {_duration(passed / done * (len(missing) - done))} left' if done else ''
+        say(f'[{started}/{len(missing)}] {run.column} {run.row} seed {run.seed}{left}')
         start = time.monotonic()
         content = execute(run)
         seconds = time.monotonic() - start
-        spent += seconds
         results[i] = write_result(run, seconds=round(seconds, 2), **content)
+        done += 1
+
+    if workers == 1:
+        for i in missing:
+            do(i)
+        return results
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(do, i) for i in missing]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in list(_children):
+                child.terminate()
+            raise
     return results
 
 
@@ -136,42 +166,65 @@ def finished(runs: Iterable[Run]) -> list[dict]:
     return [result for run in runs if (result := read_result(run)) is not None]
 
 
-def train_command(run: Run, gpus: int = 0) -> list[str]:
+def train_command(run: Run, gpus: int = 0, options: Mapping[str, object] = {}) -> list[str]:
     """The command that trains a run, or goes on with it.
 
     Args:
         run: A run with a ``config``.
         gpus: Processes; with 0 or 1 a single one without launcher.
+        options: Further ``--cfg-options``, which say how it is computed and not what: the pictures
+            a GPU for instance.
     """
-    options = [f'{key}={_literal(value)}' for key, value in run.options.items()]
-    options.append(f'randomness.seed={run.seed}')
-    command = [
-        str(ROOT / run.config),
-        '--work-dir',
-        str(run.work_dir),
-        '--resume',
-        '--cfg-options',
-        *options,
-    ]
+    given = run.options | dict(options) | {'randomness.seed': run.seed}
+    settings = [f'{key}={_literal(value)}' for key, value in given.items()]
+    config = str(ROOT / run.config)
+    arguments = ['--work-dir', str(run.work_dir), '--resume', '--cfg-options', *settings]
     if gpus > 1:
-        return ['bash', str(ROOT / 'tools/dist_train.sh'), command[0], str(gpus), *command[1:]]
-    return [sys.executable, str(ROOT / 'tools/train.py'), *command]
+        return ['bash', str(ROOT / 'tools/dist_train.sh'), config, str(gpus), *arguments]
+    return [sys.executable, str(ROOT / 'tools/train.py'), config, *arguments]
 
 
-def train(run: Run, gpus: int = 0) -> list[dict]:
+def train(
+    run: Run,
+    gpus: int = 0,
+    options: Mapping[str, object] = {},
+    env: Mapping[str, str] = {},
+) -> list[dict]:
     """Train a run in a process of its own, its output in ``console.log``.
+
+    Args:
+        run: See :func:`train_command`, ``gpus`` and ``options`` too.
+        gpus: Processes.
+        options: Further settings.
+        env: Environment variables of the process, beside those of this one.
 
     Returns:
         list[dict]: The evaluations, see :func:`evaluations`.
 
     Raises:
-        RunError: The training failed; with the end of its output.
+        RunError: The training failed; with the end of its output. Or another process is at it.
     """
     run.work_dir.mkdir(parents=True, exist_ok=True)
     log = run.work_dir / 'console.log'
-    command = train_command(run, gpus)
-    with log.open('a') as stream:
-        code = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT).returncode
+    command = train_command(run, gpus, options)
+    with _locked(run) as lock, log.open('a') as stream:
+        # The training holds the lock too: it may outlive this process, if that is killed.
+        child = subprocess.Popen(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **env},
+            pass_fds=[lock],
+        )
+        _children.add(child)
+        try:
+            code = child.wait()
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+        finally:
+            _children.discard(child)
     if code:
         tail = '\n'.join(log.read_text().splitlines()[-15:])
         raise RunError(
@@ -182,6 +235,19 @@ def train(run: Run, gpus: int = 0) -> list[dict]:
     if not found:
         raise RunError(f'run {run.work_dir} was not evaluated once: its log has no metric')
     return found
+
+
+@contextmanager
+def _locked(run: Run) -> Iterator[int]:
+    """Keep others from training the same run; yields the open lock file."""
+    with (run.work_dir / '.lock').open('w') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f'run {run.work_dir} is being trained by another process: wait for it or end it'
+            ) from error
+        yield file.fileno()
 
 
 def scalars(work_dir: Path) -> list[dict]:

@@ -1,6 +1,9 @@
 import json
 import math
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,6 +73,41 @@ def test_a_failed_training_shows_the_end_of_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, 'train_command', lambda *_: [sys.executable, '-c', code])
     with pytest.raises(RunError, match=r'exit code 3[\s\S]*the reason'):
         experiments.train(run)
+
+
+def test_a_training_outlives_a_killed_runner_under_its_lock(tmp_path, monkeypatch):
+    run = Run('a', 'digits', 0, tmp_path, 'c.py')
+    ready = tmp_path / 'ready'
+    code = f'import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)'
+    monkeypatch.setattr(experiments, 'train_command', lambda *_: [sys.executable, '-c', code])
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(experiments.train, run)
+    while not ready.exists():
+        time.sleep(0.01)
+    with pytest.raises(RunError, match='another process'):
+        experiments.train(run)
+    (child,) = experiments._children
+    child.terminate()
+    with pytest.raises(RunError, match='exit code -15'):
+        future.result(timeout=30)
+    assert not experiments._children
+
+
+def test_several_workers_do_each_run_once_and_stop_at_a_failure(tmp_path):
+    both = threading.Barrier(2)
+
+    def execute(run):
+        both.wait(timeout=30)
+        return dict(metrics=dict(x=run.seed))
+
+    results = experiments.complete(runs_of(tmp_path / 'good'), execute, quiet, workers=2)
+    assert [r['metrics']['x'] for r in results] == [0, 1, 0, 1]
+
+    def fail(run):
+        raise RunError(f'no {run.row}')
+
+    with pytest.raises(RunError, match='no '):
+        experiments.complete(runs_of(tmp_path / 'bad'), fail, quiet, workers=2)
 
 
 def test_evaluations_of_a_resumed_training(tmp_path):
