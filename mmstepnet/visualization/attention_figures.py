@@ -196,33 +196,34 @@ def _outline(query):
 
 
 @styled
-def diffusion_figure(eps, errors, reference=None):
+def diffusion_figure(errors, reference=None, ylabel='largest error of the step'):
     r"""Error of one attention step against the diffusion that it approximates, over eps.
 
     Args:
-        eps (Sequence[float]): Step sizes.
-        errors (dict[str, Sequence[float]]): Error at each eps, by name (a number of points, a
-            manifold).
-        reference (tuple[str, float], optional): Label and constant c of a line c * eps^2.
+        errors (dict[str, tuple[Sequence[float], Sequence[float]]]): Step sizes and the error at
+            each, by name (a number of points, a manifold).
+        reference (tuple[str, float, int], optional): Label, constant c and order k of a line
+            c * eps^k.
+        ylabel (str): What is shown.
 
     Returns:
         Figure: Logarithmic axes.
     """
-    figure = new_figure(2.4)
+    figure = new_figure(2.8)
     axis = figure.subplots()
-    for i, (name, values) in enumerate(errors.items()):
+    for i, (name, (eps, values)) in enumerate(errors.items()):
         axis.plot(
             eps, values, color=COLORS[i % 6], marker=MARKERS[i], markersize=3, label=literal(name)
         )
     if reference is not None:
-        label, constant = reference
-        axis.plot(
-            eps, constant * np.asarray(eps) ** 2, '--', color=GREY, linewidth=0.8, label=label
-        )
+        label, constant, order = reference
+        every = np.concatenate([steps for steps, _ in errors.values()])
+        ends = np.array([every.min(), every.max()])
+        axis.plot(ends, constant * ends**order, '--', color=GREY, linewidth=0.8, label=label)
     axis.set_xscale('log')
     axis.set_yscale('log')
     axis.set_xlabel(r'step size $\varepsilon$')
-    axis.set_ylabel('largest error of the step')
+    axis.set_ylabel(ylabel)
     axis.grid(True)
     axis.legend()
     return figure

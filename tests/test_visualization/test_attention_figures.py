@@ -74,7 +74,8 @@ def test_paths_diffusion_and_depth():
     paths = torch.arange(12.0).view(3, 2, 2) / 4
     axis = center_paths_figure([paths]).axes[0]
     assert line(axis, 0).tolist() == [paths[:, 0, 1].tolist(), paths[:, 0, 0].tolist()]
-    axis = diffusion_figure([0.1, 0.01], {'a': [1e-3, 1e-5]}, ('eps^2', 2.0)).axes[0]
-    assert np.allclose(line(axis, 1)[1], [0.02, 0.0002])
+    axis = diffusion_figure({'a': ([0.1, 0.01], [1e-3, 1e-5])}, ('eps^2', 2.0, 2)).axes[0]
+    assert line(axis, 0).tolist() == [[0.1, 0.01], [1e-3, 1e-5]]
+    assert np.allclose(line(axis, 1), [[0.01, 0.1], [0.0002, 0.02]])
     axis = depth_figure({'a': torch.tensor([[1.0, 3.0], [2.0, 2.0]])}, 'rank').axes[0]
     assert axis.lines[0].get_ydata().tolist() == [2, 2]
