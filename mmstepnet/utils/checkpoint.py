@@ -2,6 +2,7 @@
 
 import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -63,14 +64,17 @@ def read_checkpoint(path: str) -> dict:
     return checkpoint
 
 
-def state_dict(checkpoint: Mapping) -> dict:
+def state_dict(checkpoint: Mapping) -> OrderedDict:
     """The tensors of a checkpoint by name, without the ``module.`` that a DDP model puts before."""
     tensors = checkpoint.get('state_dict', checkpoint)
-    return {
-        re.sub(r'^module\.', '', key) if isinstance(key, str) else key: value
+    weights = OrderedDict(
+        (re.sub(r'^module\.', '', key) if isinstance(key, str) else key, value)
         for key, value in tensors.items()
         if isinstance(value, torch.Tensor)
-    }
+    )
+    # Versions of the modules, by which they know what to rename.
+    weights._metadata = getattr(tensors, '_metadata', OrderedDict())
+    return weights
 
 
 def check_same_network(model: torch.nn.Module, checkpoint: Mapping, path: str) -> None:
@@ -163,10 +167,11 @@ def newest_checkpoint(work_dir: str) -> tuple[str | None, dict | None, list[str]
 
 
 def _newest_first(work_dir: Path) -> Iterable[Path]:
-    folders = [work_dir]
+    folders, pointed_at = [work_dir], None
     pointer = work_dir / 'last_checkpoint'
     if pointer.is_file() and (text := pointer.read_text().strip()):
-        folders.append(Path(text).parent)
+        pointed_at = Path(text).resolve()
+        folders.append(pointed_at.parent)
     found = {
         path.resolve(): (int(match[2]), path.stat().st_mtime)
         for folder in folders
@@ -174,4 +179,7 @@ def _newest_first(work_dir: Path) -> Iterable[Path]:
         for path in folder.iterdir()
         if (match := _NAME.fullmatch(path.name))
     }
-    return sorted(found, key=found.__getitem__, reverse=True)
+    newest_first = sorted(found, key=found.__getitem__, reverse=True)
+    if pointed_at is not None and pointed_at.is_file() and pointed_at not in found:
+        newest_first.insert(0, pointed_at)  # named by a template of the user's own
+    return newest_first

@@ -2,12 +2,17 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import mmstepnet  # noqa: F401  (lets the safe loader read MMEngine's checkpoints)
 from mmstepnet.engine.hooks import AtomicLocalBackend
+
+TOOLS = Path(__file__).parents[2] / 'tools'
 
 
 def weights(path):
@@ -314,3 +319,70 @@ def test_test_writes_metrics(toy, whole_run, tmp_path, monkeypatch):
     accuracy = json.loads(out.read_text())['accuracy']
     # Eight of twelve or more: the augmentation can turn a sample near the border.
     assert accuracy >= 8 / 12
+
+
+@pytest.fixture(scope='module')
+def digits_set(tmp_path_factory):
+    """A digits detection set of 8 training and 5 validation pictures."""
+    folder = tmp_path_factory.mktemp('data') / 'digits'
+    converter = TOOLS / 'dataset_converters' / 'digits2coco.py'
+    command = [sys.executable, converter, '--out', folder, '--train', 8, '--val', 5]
+    env = {**os.environ, 'PYTHONPATH': str(TOOLS.parent)}
+    subprocess.run([str(word) for word in command], check=True, env=env, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_main_job(toy, digits_set, tmp_path, monkeypatch, load_tool):
+    """The digits detector: one process, two processes, resume, test, demo, DetInferencer."""
+    pytest.importorskip('mmcv.ops')
+    config = TOOLS.parent / 'configs' / 'digits' / 'faster_rcnn_r18_stepnet_digits.py'
+    splits = ('train', 'val', 'test')
+    options = [
+        '--cfg-options',
+        'train_dataloader.batch_size=2',
+        'default_hooks.logger.interval=1',
+        'default_hooks.checkpoint.max_keep_ckpts=-1',
+        *(f'{split}_dataloader.dataset.data_root={digits_set}/' for split in splits),
+        *(f'{s}_evaluator.ann_file={digits_set}/annotations/val.json' for s in splits[1:]),
+    ]
+
+    def run(script, *arguments):
+        code, output = toy.run(script, config, *arguments, *options)
+        assert code == 0, output
+
+    one = tmp_path / 'one'
+    options.append('train_cfg.max_epochs=1')
+    run('train.py', '--work-dir', one, '--no-validate')
+    assert sorted(losses(one)) == [1, 2, 3, 4]
+
+    whole, broken = tmp_path / 'two', tmp_path / 'two, broken off'
+    options[-1] = 'train_cfg.max_epochs=2'
+    run('dist_train.sh', 2, '--work-dir', whole)
+    killed_after(whole, broken, epochs=1)
+    run('dist_train.sh', 2, '--work-dir', broken, '--resume')
+    checkpoint = whole / 'epoch_2.pth'
+    assert_same_weights(checkpoint, broken / 'epoch_2.pth')
+    all_losses, resumed = losses(whole), losses(broken)
+    assert sorted(resumed) == [3, 4]
+    assert resumed == {step: all_losses[step] for step in resumed}
+
+    out = ('--out-item', 'metrics', '--work-dir', tmp_path / 'test', '--out')
+    run('test.py', checkpoint, *out, tmp_path / 'one.json')
+    run('dist_test.sh', checkpoint, 2, *out, tmp_path / 'two.json')
+    metrics = [json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two')]
+    assert metrics[0]['coco/bbox_mAP'] == metrics[1]['coco/bbox_mAP']
+
+    picture = sorted((digits_set / 'val').iterdir())[0]
+    demo = (picture, config, checkpoint, '--out-dir', tmp_path / 'demo', '--device', 'cpu')
+    monkeypatch.setattr(sys, 'argv', ['image_demo.py', *map(str, demo)])
+    load_tool('image_demo').main()
+    assert (tmp_path / 'demo' / 'vis' / picture.name).is_file()
+    saved = json.loads((tmp_path / 'demo' / 'preds' / f'{picture.stem}.json').read_text())
+
+    from mmdet.apis import DetInferencer
+
+    inferencer = DetInferencer(str(config), weights=str(checkpoint), device='cpu')
+    (prediction,) = inferencer(str(picture))['predictions']
+    assert prediction['scores'] == pytest.approx(saved['scores'], rel=1e-5)
+    assert prediction['labels'] == saved['labels']
