@@ -223,3 +223,19 @@ def test_bad_thresholds(name, bad):
     for func in (stiffness_degree, stiffness_proportion):
         with pytest.raises(ValueError, match=name):
             func(nsi, stages, **{'m1': [0.5], 'm2': [0.5], name: bad})
+
+
+def test_theorem_1_on_a_linear_system():
+    """Euler's method on u' = A u: thresholds beyond (L - 1, ||A||) are never reached."""
+    matrix = torch.diag(torch.tensor([-30.0, -4.0, -0.1], dtype=torch.float64))
+    state = torch.randn(20, 3, dtype=torch.float64)
+    columns = []
+    for _ in range(6):
+        field = state @ matrix.T
+        columns.append(field.norm(dim=1) / state.norm(dim=1))
+        state = state + 0.05 * field
+    nsi, stages = torch.stack(columns, dim=1), torch.zeros(6, dtype=torch.int64)
+    assert nsi.max() <= 30
+    beyond = stiffness_degree(nsi, stages, [0.0, 5.0 + 1e-9], [0.0, 30.0 + 1e-9])
+    assert beyond.tolist() == [[1, 0], [0, 0]]
+    assert 0 < total_neural_stiffness(nsi, stages).mean < 5 * 30

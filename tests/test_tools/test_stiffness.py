@@ -59,8 +59,12 @@ from mmpretrain.registry import MODELS
 
 @MODELS.register_module()
 class DoubleClassifier(ImageClassifier):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.double()
+
     def forward(self, inputs, *args, **kwargs):
-        return super().double().forward(inputs.double(), *args, **kwargs)
+        return super().forward(inputs.double(), *args, **kwargs)
 """
 
 
