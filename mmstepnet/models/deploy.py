@@ -32,7 +32,8 @@ def switch_to_deploy(model: nn.Module) -> nn.Module:
             module.switch_to_deploy()
     _fold_norms(model)
     # What took the place of norms is new and in training mode.
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _fold_norms(module: nn.Module) -> None:

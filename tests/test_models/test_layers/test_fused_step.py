@@ -2,11 +2,13 @@
 
 import copy
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
+from mmstepnet.models import StepResNetCifar
 from mmstepnet.models.layers import ResidualStep, plain_steps
 from mmstepnet.models.layers.fused_step import FusedStep
 from mmstepnet.models.step_sizes import ECA, IE, SEM, SRM, SqueezeExcitation, StepNetAdaptor
@@ -330,3 +332,55 @@ def test_inference_writes_into_the_norms_output():
     assert out.data_ptr() == f_pointer[0] == kept[0]
     f = norm_forward(y)
     torch.testing.assert_close(out, torch.relu(x + f * step.step_size(x, f)))
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+def fused_nodes(loss):
+    """How many fused steps the graph of a loss has."""
+    pending, seen = [loss.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending += [n for n, _ in node.next_functions]
+    return sum(type(node).__name__ == 'FusedStepBackward' for node in seen)
+
+
+def train_on_digits(plain, dtype, steps=100):
+    """Losses and final weights of a small classifier of handwritten digits."""
+    data = pytest.importorskip('sklearn.datasets').load_digits()
+    pictures = torch.tensor(data.images[:512] / 8 - 1, dtype=dtype)[:, None]
+    labels = torch.tensor(data.target[:512])
+    torch.manual_seed(0)
+    adaptor = dict(cfg=dict(type='mmstepnet.StepNetAdaptor'))
+    backbone = StepResNetCifar(
+        8, block='basic', widths=(8, 8, 16), in_channels=1, plugins=[adaptor]
+    )
+    backbone.init_weights()
+    model = nn.ModuleList([backbone, nn.Linear(16, 10)]).to(dtype).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for i in range(steps):
+        batch = torch.arange(32 * i, 32 * i + 32) % len(labels)
+        with plain_steps() if plain else nullcontext():
+            scores = model[1](backbone(pictures[batch])[-1].mean((2, 3)))
+            loss = nn.functional.cross_entropy(scores, labels[batch])
+            assert fused_nodes(loss) == (0 if plain else 3)
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.stack(losses), weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+def test_a_hundred_training_steps_agree_to_rounding(dtype, tolerance):
+    fused, plain = (train_on_digits(plain, dtype) for plain in (False, True))
+    assert fused[0][-10:].mean() < 0.5 * fused[0][:10].mean()
+    for a, b in zip(fused, plain, strict=True):
+        error = float((a - b).norm() / b.norm())
+        assert error <= tolerance, error
