@@ -313,7 +313,34 @@ def digits_figures(results: list[dict], out: Path) -> list[Path]:
             for name, found in vits.items()
         }
         files += save_figure(depth_figure(series, label), out / f'digits_token_{key}')
+    for row, side in (('attentionconv', 8), ('vit-metric', 4), ('vit-dot', 4)):
+        if found := select(results, row=row, column='digits'):
+            run = Run(**found[0]['settings'], root=out.parent)
+            figure = digits_attention_maps(run, side)
+            files += save_figure(figure, out / f'digits_attention_{row}')
     return files
+
+
+def digits_attention_maps(run: Run, side: int):
+    """What each head of a trained network gives to the query near a test picture's middle."""
+    import torch
+
+    from mmstepnet.models.layers import MetricAttention, RelativeAttention2d
+    from mmstepnet.visualization.attention_figures import attention_maps_figure
+
+    model, images = load_trained(run)
+    weights = []
+
+    def note(layer, args):
+        # forward itself, since calling the layer would run this hook again.
+        weights.append(layer.forward(args[0], return_attention=True)[1][0])
+
+    for layer in model.modules():
+        if isinstance(layer, MetricAttention | RelativeAttention2d):
+            layer.register_forward_pre_hook(note)
+    with torch.no_grad():
+        model.backbone(images[:1])
+    return attention_maps_figure(weights, (side // 2, side // 2), (side, side), images[0, 0])
 
 
 # Diffusion -------------------------------------------------------------------------------------
@@ -466,9 +493,13 @@ def paper_table(name: str) -> Experiment:
         return experiments.train_command(run, args.gpus_per_run, options)
 
     def summary(missing: list[Run], args: argparse.Namespace) -> str:
-        everything = table.runs(args.work_dir, [*table.columns], [*table.methods], args.seeds)
-        hours = table.hours(missing, experiments.finished(everything))
-        return f'{len(missing)} runs are missing, about {hours:,.1f} GPU hours (an estimate)'
+        text = f'{len(missing)} runs are missing'
+        if table.gpu_hours:
+            # Methods that are not asked for tell of the machine's speed too.
+            every = table.runs(args.work_dir, [*table.columns], [*table.methods], args.seeds)
+            hours = table.hours(missing, experiments.finished(every))
+            text += f', about {hours:,.1f} GPU hours (an estimate)'
+        return text
 
     return Experiment(
         help=table.title,
@@ -504,14 +535,15 @@ def paper_arguments(parser: argparse.ArgumentParser, table: PaperTable) -> None:
 
 def settle_gpus(args: argparse.Namespace, table: PaperTable) -> None:
     """Fill in ``args.gpus`` and ``args.gpus_per_run``; ends the process where they don't fit."""
-    if args.gpus is None and args.launcher == 'slurm':
-        args.gpus = args.gpus_per_run or table.gpus_per_run
-    elif args.gpus is None:
+    if args.gpus is None:
         import torch
 
-        args.gpus = torch.cuda.device_count()
+        elsewhere = args.launcher == 'slurm' or (args.dry_run and table.gpu_hours)
+        args.gpus = torch.cuda.device_count() or (
+            (args.gpus_per_run or table.gpus_per_run) if elsewhere else 0
+        )
     if args.gpus_per_run is None:
-        args.gpus_per_run = min(args.gpus, table.gpus_per_run)
+        args.gpus_per_run = table.fitting_gpus(args.gpus)
     if args.jobs < 1:
         fail(f'--jobs must be at least 1, got {args.jobs}')
     if args.gpus < 0 or not min(args.gpus, 1) <= args.gpus_per_run <= args.gpus:

@@ -1,0 +1,159 @@
+import json
+
+import pytest
+from mmengine.config import Config
+
+from mmstepnet.utils import paper_tables, published
+from mmstepnet.utils.experiments import ROOT, RunError
+from mmstepnet.utils.paper_tables import TABLES, array_script
+
+
+@pytest.mark.parametrize('name', TABLES)
+def test_every_cell_has_its_config(name):
+    table = TABLES[name]
+    runs = table.runs('out', [*table.columns], [*table.methods], seeds=2)
+    cells = [(run.column, run.row, run.seed) for run in runs]
+    assert len(set(cells)) == len(cells) == 2 * len(table.columns) * len(table.methods)
+    missing = [run.config for run in runs if not (ROOT / run.config).is_file()]
+    assert not missing
+    if table.published:
+        assert {m: {*row} for m, row in table.published.items()} == {
+            m: {*table.columns} for m in table.methods
+        }
+
+
+def test_counts_of_runs():
+    sizes = {name: len(t.methods) * len(t.columns) for name, t in TABLES.items()}
+    assert sizes == {
+        'table1': 27, 'table2': 16, 'table3': 10, 'table4': 27, 'vit': 6, 'digits': 12,
+        'cifar10-mini': 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize('name', [n for n, t in TABLES.items() if t.gpu_hours])
+def test_configs_have_the_paper_s_batch_and_schedule(name):
+    table = TABLES[name]
+    column, *_ = table.columns
+    cfg = Config.fromfile(ROOT / table.config_file('stepnet', column))
+    assert cfg.auto_scale_lr.base_batch_size == table.batch_size
+    if name in ('table1', 'table4'):
+        assert cfg.train_cfg.max_epochs == 164
+        assert cfg.param_scheduler.milestones == [81, 122]
+        assert cfg.optim_wrapper.optimizer == dict(
+            type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4
+        )
+
+
+@pytest.mark.parametrize('method', ['org', 'stepnet'])
+@pytest.mark.parametrize('column', ['cifar10', 'cifar100'])
+def test_parameters_are_those_that_table_1_prints(method, column):
+    count = paper_tables.count_parameters(TABLES['table1'].config_file(method, column))
+    assert round(count / 1e6, 2) == published.TABLE1[method][column]['parameters']
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Training replaced by two evaluations; returns what it was called with."""
+    calls = []
+
+    def train(run, gpus, options, env):
+        calls.append((run.row, gpus, options, env))
+        return [
+            {'step': 1, 'accuracy/top1': 91.0 + run.seed},
+            {'step': 2, 'accuracy/top1': 90.0 + run.seed, 'stiffness/tns': 0.25},
+        ]
+
+    monkeypatch.setattr(paper_tables, 'train', train)
+    monkeypatch.setattr(paper_tables, 'count_parameters', lambda config: 1_749_850)
+    return calls
+
+
+def result(run, content):
+    return dict(settings=run.settings, seconds=7200.0, **content)
+
+
+def test_a_row_shows_spread_and_the_paper_s_numbers(tmp_path, trained):
+    table = TABLES['table1']
+    runs = table.runs(tmp_path, ['cifar10'], ['stepnet'], seeds=3)
+    results = [result(run, table.execute(run, 2, {'A': 'b'})) for run in runs]
+    json.dumps(results)
+    assert trained[0] == ('stepnet', 2, {'train_dataloader.batch_size': 64}, {'A': 'b'})
+    (printed,) = table.tables(results, ['cifar10'], ['stepnet', 'se']).values()
+    assert printed.header == [
+        '', 'method', 'parameters (M)', 'paper', 'seeds', 'last (%)', 'best (%)', 'paper (%)', 'TNS'
+    ]  # fmt: skip
+    assert printed.rows == [
+        ['CIFAR-10', 'StepNet', '1.75', '1.75', '3', '91.00 ± 1.00', '92.00 ± 1.00',
+         '95.14 ± 0.24', '0.2500 ± 0.0000'],
+        ['CIFAR-10', 'SE', '-', '1.91', '0', '-', '-', '94.26 ± 0.14', '-'],
+    ]  # fmt: skip
+
+
+def test_hours_are_measured_where_runs_are_finished(tmp_path, trained):
+    table = TABLES['table1']
+    runs = table.runs(tmp_path, ['cifar10', 'stl10'], ['org'], seeds=2)
+    assert table.hours(runs, []) == pytest.approx(2 * 1.2 + 2 * 1.1)
+    done = result(runs[0], table.execute(runs[0], 4))
+    on_cpu = result(runs[1], table.execute(runs[1], 0))
+    assert table.hours(runs[1:], [done, on_cpu]) == pytest.approx(8 + 2 * 1.1)
+
+
+def test_gpus_share_the_batch():
+    table = TABLES['table2']
+    assert [table.fitting_gpus(n) for n in (0, 1, 3, 6, 9)] == [0, 1, 2, 4, 8]
+    assert table.machine_options(8) == {'train_dataloader.batch_size': 32}
+    with pytest.raises(ValueError, match='3 GPUs a run do not divide the batch size 256'):
+        table.machine_options(3)
+
+
+def test_detection_shows_every_average_precision(tmp_path, monkeypatch):
+    values = dict.fromkeys(TABLES['table3'].metrics.values(), 0.398)
+    monkeypatch.setattr(paper_tables, 'train', lambda *_: [{'step': 12, **values}])
+    monkeypatch.setattr(paper_tables, 'count_parameters', lambda config: 41_700_000)
+    table = TABLES['table3']
+    (run,) = table.runs(tmp_path, ['r50'], ['stepnet'], seeds=1)
+    results = [result(run, table.execute(run, 8))]
+    (printed,) = table.tables(results, ['r50'], ['stepnet']).values()
+    assert printed.rows == [
+        ['ResNet-50', 'StepNet', '41.70', '1', '39.8 (39.8)', '39.8 (61.2)', '39.8 (41.9)',
+         '39.8 (23.8)', '39.8 (43.1)', '39.8 (51.0)', '-']
+    ]  # fmt: skip
+
+
+def test_correlation_over_methods(tmp_path):
+    table = TABLES['digits']
+    runs = table.runs(tmp_path, ['digits-hard'], ['org', 'se', 'eca'], seeds=1)
+    results = [
+        result(run, dict(metrics=dict(last=a, best=a, tns=t, parameters=1), gpus=0))
+        for run, a, t in zip(runs, (70.0, 72.0, 71.0), (0.1, 0.2, 0.3), strict=True)
+    ]
+    tables = table.tables(results, ['digits-hard'], ['org', 'se', 'eca', 'srm'])
+    correlation = tables['digits: TNS against accuracy, over methods']
+    assert [row[:2] for row in correlation.rows] == [
+        ['Pearson', '0.500'], ['Spearman', '0.500'], ['Kendall', '0.333']
+    ]  # fmt: skip
+    assert len(table.tables(results[:2], ['digits-hard'], ['org', 'se'])) == 1
+
+
+def test_array_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = array_script(
+        ['python', 'a b.py', '--task'], [0, 1, 2, 5, 7, 8], tmp_path / 'logs', 't', 4,
+        options=['--partition=gpu'],
+    )  # fmt: skip
+    lines = script.splitlines()
+    assert lines[0] == '#!/usr/bin/env bash'
+    assert '#SBATCH --array=0-2,5,7-8' in lines
+    assert '#SBATCH --gres=gpu:4' in lines and '#SBATCH --cpus-per-task=20' in lines
+    assert lines.index('#SBATCH --partition=gpu') < lines.index('set -euo pipefail')
+    assert lines[-1] == 'exec python \'a b.py\' --task "$SLURM_ARRAY_TASK_ID"'
+
+
+def test_a_failed_training_is_no_result(tmp_path, monkeypatch):
+    def train(*_):
+        raise RunError('out of memory')
+
+    monkeypatch.setattr(paper_tables, 'train', train)
+    table = TABLES['vit']
+    with pytest.raises(RunError, match='out of memory'):
+        table.execute(table.runs(tmp_path, ['stl10'], ['org'], 1)[0], 1)
