@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -14,19 +15,15 @@ from mmstepnet.datasets import check_coco
 CONVERTERS = Path(__file__).parents[2] / 'tools' / 'dataset_converters'
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """Run a converter's main with the given arguments."""
-
-    def run(name, *args):
-        spec = importlib.util.spec_from_file_location(name, CONVERTERS / f'{name}.py')
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setattr(sys, 'argv', [name, *map(str, args)])
+def run(name, *args):
+    """Run a converter's main with the given arguments; returns its module."""
+    spec = importlib.util.spec_from_file_location(name, CONVERTERS / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [name, *map(str, args)])
         module.main()
-        return module
-
-    return run
+    return module
 
 
 @pytest.fixture
@@ -55,10 +52,15 @@ def boxes(folder, split):
 class TestDigits:
     small = ('--train', 12, '--val', 6, '--size', 64)
 
+    @pytest.fixture(scope='class')
+    def made(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp('digits') / 'set'
+        run('digits2coco', '--out', folder, *self.small)
+        return folder
+
     @pytest.fixture
-    def folder(self, run, tmp_path):
-        run('digits2coco', '--out', tmp_path / 'set', *self.small)
-        return tmp_path / 'set'
+    def folder(self, made, tmp_path):
+        return Path(shutil.copytree(made, tmp_path / 'set'))
 
     def test_is_valid_coco(self, folder):
         from pycocotools.coco import COCO
@@ -82,7 +84,7 @@ class TestDigits:
         assert samples['train'] and samples['val']
         assert not samples['train'] & samples['val']
 
-    def test_every_digit_belongs_to_one_split(self, run, folder):
+    def test_every_digit_belongs_to_one_split(self, folder):
         splits = run('digits2coco', '--out', folder, *self.small).split_digits(seed=3)
         together = np.concatenate(list(splits.values()))
         assert np.array_equal(np.sort(together), np.arange(1797))
@@ -97,7 +99,7 @@ class TestDigits:
             count += len(annotations)
         assert count > 24
 
-    def test_boxes_hold_the_digits(self, run, folder):
+    def test_boxes_hold_the_digits(self, folder):
         """Drawn over black in any colour, what differs from black lies in and around the boxes."""
         from sklearn.datasets import load_digits
 
@@ -115,13 +117,11 @@ class TestDigits:
             inside[y : y + height, x : x + width] = True
         assert visible.any() and not (visible & ~inside).any()
 
-    def test_is_reproducible_to_the_byte(self, run, folder, tmp_path):
+    def test_is_reproducible_to_the_byte(self, folder, tmp_path):
         run('digits2coco', '--out', tmp_path / 'again', *self.small)
         assert files(tmp_path / 'again') == files(folder)
 
-    def test_seed_changes_everything_and_the_number_of_pictures_nothing(
-        self, run, folder, tmp_path
-    ):
+    def test_seed_changes_everything_and_the_number_of_pictures_nothing(self, folder, tmp_path):
         run('digits2coco', '--out', tmp_path / 'other', *self.small, '--seed', 1)
         run('digits2coco', '--out', tmp_path / 'fewer', '--train', 3, '--val', 1, '--size', 64)
         first, other, fewer = (files(f) for f in (folder, tmp_path / 'other', tmp_path / 'fewer'))
@@ -130,14 +130,14 @@ class TestDigits:
         assert len(pictures) == 4
         assert all(fewer[name] == first[name] for name in pictures)
 
-    def test_a_complete_set_is_kept(self, run, folder, capsys):
+    def test_a_complete_set_is_kept(self, folder, capsys):
         before = {path: path.stat().st_mtime_ns for path in folder.rglob('*')}
         run('digits2coco', '--out', folder, *self.small)
         assert 'complete already' in capsys.readouterr().out
         assert {path: path.stat().st_mtime_ns for path in folder.rglob('*')} == before
 
     @pytest.mark.parametrize('lost', ['train/000002.png', 'annotations/val.json'])
-    def test_a_half_finished_set_is_made_again(self, run, folder, lost):
+    def test_a_half_finished_set_is_made_again(self, folder, lost):
         before = files(folder)
         (folder / lost).unlink()
         folder.with_name('set.partial').mkdir()
@@ -145,11 +145,11 @@ class TestDigits:
         assert files(folder) == before
         assert not folder.with_name('set.partial').exists()
 
-    def test_other_parameters_replace_the_set(self, run, folder):
+    def test_other_parameters_replace_the_set(self, folder):
         run('digits2coco', '--out', folder, '--train', 2, '--val', 1, '--size', 48)
         assert len(files(folder)) == 5
 
-    def test_foreign_data_are_never_replaced(self, run, tmp_path):
+    def test_foreign_data_are_never_replaced(self, tmp_path):
         (tmp_path / 'annotations').mkdir()
         (tmp_path / 'annotations' / 'train.json').write_text('{"info": {"description": "COCO"}}')
         with pytest.raises(SystemExit, match='holds something else'):
@@ -159,7 +159,7 @@ class TestDigits:
     @pytest.mark.parametrize(
         'option', [('--train', 0), ('--size', 8), ('--size', 999), ('--seed', -1)]
     )
-    def test_options_out_of_range(self, run, tmp_path, option, capsys):
+    def test_options_out_of_range(self, tmp_path, option, capsys):
         with pytest.raises(SystemExit):
             run('digits2coco', '--out', tmp_path / 'set', *option)
         assert f'{option[0]} must be' in capsys.readouterr().err
@@ -200,7 +200,7 @@ class TestVOC:
         (root / 'ImageSets/Main/dog_train.txt').write_text('a  1\nb -1\n')
         return root
 
-    def test_content_by_hand(self, run, voc, capsys):
+    def test_content_by_hand(self, voc, capsys):
         run('voc2coco', voc)
         assert sorted(p.name for p in (voc / 'annotations').iterdir()) == ['train.json', 'val.json']
         categories = [dict(id=1, name='cat'), dict(id=2, name='dog')]
@@ -228,17 +228,17 @@ class TestVOC:
                 for row in err.splitlines()
             )
 
-    def test_result_passes_the_check(self, run, voc):
+    def test_result_passes_the_check(self, voc):
         run('voc2coco', voc)
         ann_file = str(voc / 'annotations/val.json')
         assert check_coco(ann_file, str(voc / 'JPEGImages'), ['cat', 'dog'], decode=True) == []
 
-    def test_strict_writes_nothing(self, run, voc):
+    def test_strict_writes_nothing(self, voc):
         with pytest.raises(SystemExit, match='4 unusable boxes, nothing was written'):
             run('voc2coco', voc, '--strict')
         assert not (voc / 'annotations').exists()
 
-    def test_classes_splits_and_folder_can_be_given(self, run, voc, tmp_path, capsys):
+    def test_classes_splits_and_folder_can_be_given(self, voc, tmp_path, capsys):
         out = tmp_path / 'out'
         run('voc2coco', voc, '--classes', 'dog', '--splits', 'train', '--out-dir', out)
         content = json.loads((out / 'train.json').read_text())
@@ -250,7 +250,7 @@ class TestVOC:
             in capsys.readouterr().err
         )
 
-    def test_all_unusable_pictures_are_named_at_once(self, run, voc):
+    def test_all_unusable_pictures_are_named_at_once(self, voc):
         (voc / 'ImageSets/Main/val.txt').write_text('b\nb\nc\nd\n')
         (voc / 'JPEGImages/a.jpg').write_bytes(b'nothing')
         (voc / 'Annotations/b.xml').write_text('<annotation>')
@@ -277,13 +277,13 @@ class TestVOC:
             ('<name>cat</name>', '', 'object 2 has no name'),
         ],
     )
-    def test_broken_objects(self, run, voc, old, new, message):
+    def test_broken_objects(self, voc, old, new, message):
         path = voc / 'Annotations/a.xml'
         path.write_text(path.read_text().replace(old, new))
         with pytest.raises(SystemExit, match=message):
             run('voc2coco', voc)
 
-    def test_not_a_voc_folder(self, run, tmp_path, voc):
+    def test_not_a_voc_folder(self, tmp_path, voc):
         with pytest.raises(SystemExit, match='is no Pascal VOC folder'):
             run('voc2coco', tmp_path)
         with pytest.raises(SystemExit, match=r"test.txt is missing, there are: \['dog_train'"):
@@ -291,7 +291,7 @@ class TestVOC:
 
 
 class TestCheckTool:
-    def test_lists_everything_and_fails(self, run, tmp_path, capsys):
+    def test_lists_everything_and_fails(self, tmp_path, capsys):
         images = [dict(id=i, file_name=f'{i}.png', width=4, height=4) for i in (1, 2)]
         content = dict(images=images, annotations=[], categories=[dict(id=1, name='a')])
         (tmp_path / 'ann.json').write_text(json.dumps(content))
@@ -302,14 +302,15 @@ class TestCheckTool:
         assert '1.png: No such file' in out and '2.png: No such file' in out
         assert '2 errors, 0 warnings' in out
 
-    def test_passes(self, run, tmp_path):
+    def test_passes(self, tmp_path):
         (tmp_path / 'ann.json').write_text('{"images": [], "annotations": [], "categories": []}')
         with pytest.raises(SystemExit) as caught:
             run('check_coco', tmp_path / 'ann.json')
         assert caught.value.code == 0
 
 
-def test_blood_cells(run, shared_data, tmp_path, capsys):
+@pytest.mark.slow
+def test_blood_cells(shared_data, tmp_path, capsys):
     """The 364 real pictures, whose two boxes without area are known by file."""
     run('voc2coco', shared_data / 'bccd', '--out-dir', tmp_path)
     out, err = capsys.readouterr()
