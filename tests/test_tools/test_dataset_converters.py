@@ -309,7 +309,6 @@ class TestCheckTool:
         assert caught.value.code == 0
 
 
-@pytest.mark.slow
 def test_blood_cells(shared_data, tmp_path, capsys):
     """The 364 real pictures, whose two boxes without area are known by file."""
     run('voc2coco', shared_data / 'bccd', '--out-dir', tmp_path)
