@@ -1,4 +1,4 @@
-"""Two moons: how fast, how well and how reliably sets of points are classified by attention alone.
+"""Two moons: how fast, how well and how reliably attention alone classifies sets of points.
 
 The experiment of *Towards understanding how attention works: self-attention as a learned
 pseudo-metric and an information propagation*, https://arxiv.org/abs/2412.18288.
@@ -19,6 +19,8 @@ class MoonsSettings:
 
     Args:
         kernel: ``'metric'``, ``'l2'`` or ``'dot'``.
+        data: ``'moons'``, or ``'digits'``: scikit-learn's digits, each one point with 64
+            coordinates, the test points from other writers.
         residual: Whether each attention layer adds to its input.
         depth: Attention layers.
         embed_dims: Width.
@@ -32,6 +34,7 @@ class MoonsSettings:
     """
 
     kernel: str = 'metric'
+    data: str = 'moons'
     residual: bool = True
     depth: int = 2
     embed_dims: int = 16
@@ -52,6 +55,22 @@ def two_moons(points: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(coordinates).float(), torch.from_numpy(classes)
 
 
+def digit_points(settings: MoonsSettings, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training and test points of the digits: coordinates (points, 64) in 0..1, and classes.
+
+    The first 1,347 digits are for training, of which ``seed`` draws ``train_points``, and of the
+    450 others it draws ``test_points``. ``noise`` is for the moons alone.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x, y = torch.from_numpy(bunch.data).float() / 16, torch.from_numpy(bunch.target)
+    generator = torch.Generator().manual_seed(seed)
+    train = torch.randperm(1347, generator=generator)[: settings.train_points]
+    test = 1347 + torch.randperm(450, generator=generator)[: settings.test_points]
+    return x[train], y[train], x[test], y[test]
+
+
 def train_moons(settings: MoonsSettings, seed: int) -> tuple[InformationPropagationNet, dict]:
     """Train one network.
 
@@ -70,11 +89,16 @@ def train_moons(settings: MoonsSettings, seed: int) -> tuple[InformationPropagat
         there was none) and ``curves`` (``step``, ``loss``, ``accuracy``).
     """
     data_seed = 2 * (seed if settings.data_seed is None else settings.data_seed)
-    x, y = two_moons(settings.train_points, settings.noise, data_seed)
-    test_x, test_y = two_moons(settings.test_points, settings.noise, data_seed + 1)
+    if settings.data == 'digits':
+        x, y, test_x, test_y = digit_points(settings, data_seed)
+    else:
+        x, y = two_moons(settings.train_points, settings.noise, data_seed)
+        test_x, test_y = two_moons(settings.test_points, settings.noise, data_seed + 1)
 
     torch.manual_seed(seed)
     net = InformationPropagationNet(
+        in_dims=x.shape[1],
+        out_dims=10 if settings.data == 'digits' else 2,
         embed_dims=settings.embed_dims,
         depth=settings.depth,
         kernel=settings.kernel,

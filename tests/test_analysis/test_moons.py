@@ -1,6 +1,8 @@
+import numpy as np
 import torch
+from sklearn.datasets import load_digits
 
-from mmstepnet.analysis.moons import MoonsSettings, train_moons, two_moons
+from mmstepnet.analysis.moons import MoonsSettings, digit_points, train_moons, two_moons
 
 TINY = dict(steps=20, train_points=60, test_points=30, eval_interval=10)
 
@@ -27,6 +29,21 @@ def test_metrics_are_those_of_the_network():
     assert result['metrics']['accuracy_together'] == expected
     train = net(x[None])[0].argmax(-1)
     assert result['metrics']['train_accuracy'] == 100 * (train == y).double().mean().item()
+
+
+def test_digits_are_points_of_other_writers():
+    settings = MoonsSettings(data='digits', train_points=50, test_points=450, steps=5)
+    x, y, test_x, test_y = digit_points(settings, seed=0)
+    bunch = load_digits()
+    order = [tuple(point) for point in (bunch.data / 16).tolist()]
+    where = [order.index(tuple(point)) for point in x.tolist()]
+    assert max(where) < 1347 and len(set(where)) == 50
+    assert y.tolist() == bunch.target[where].tolist()
+    assert sorted(map(tuple, test_x.tolist())) == sorted(order[1347:])
+    assert torch.bincount(test_y).tolist() == np.bincount(bunch.target[1347:]).tolist()
+    net, result = train_moons(settings, seed=1)
+    assert net(test_x[None]).shape == (1, 450, 10)
+    assert 0 <= result['metrics']['accuracy'] <= 100
 
 
 def test_metric_attention_learns_the_moons():

@@ -39,7 +39,7 @@ def reproduce(tool, monkeypatch, capsys):
 def test_moons_from_training_to_table_and_only_once(reproduce, tmp_path):
     options = ('moons', '--work-dir', tmp_path, '--seeds', 1, '--steps', 2)
     first = reproduce(*options)
-    assert '[9/9] redrawn metric seed 0' in first
+    assert '[12/12] digits metric seed 0' in first
     with (tmp_path / 'moons/moons.csv').open() as file:
         rows = list(csv.DictReader(file))
     assert [row['attention'] for row in rows] == [
@@ -53,7 +53,7 @@ def test_moons_from_training_to_table_and_only_once(reproduce, tmp_path):
     (tmp_path / 'moons/plain/dot/seed0/result.json').unlink()
     assert reproduce(*options, '--dry-run').startswith(f'{tmp_path}/moons/plain/dot/seed0\n1 runs')
     again = reproduce(*options)
-    assert '8 of 9 runs are already there' in again and '[1/1] plain dot seed 0' in again
+    assert '11 of 12 runs are already there' in again and '[1/1] plain dot seed 0' in again
     assert again.split('\n\n', 1)[1] == first.split('\n\n', 1)[1]
 
 
