@@ -14,6 +14,5 @@ CHECKPOINT=$2
 GPUS=$3
 shift 3
 
-export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
 exec "${PYTHON:-python}" "$TOOLS/launch.py" "$GPUS" \
     "$TOOLS/test.py" "$CONFIG" "$CHECKPOINT" --launcher pytorch "$@"

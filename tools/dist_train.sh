@@ -13,6 +13,5 @@ CONFIG=$1
 GPUS=$2
 shift 2
 
-export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
 exec "${PYTHON:-python}" "$TOOLS/launch.py" "$GPUS" \
     "$TOOLS/train.py" "$CONFIG" --launcher pytorch "$@"

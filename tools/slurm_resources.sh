@@ -33,4 +33,3 @@ SLURM_RESOURCES=(
     --kill-on-bad-exit=1
     ${EXTRA[@]+"${EXTRA[@]}"}
 )
-export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
