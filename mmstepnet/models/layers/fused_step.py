@@ -127,7 +127,9 @@ class FusedStep(torch.autograd.Function):
         residual, weight, bias, mean, inverse_deviation, out, dt = ctx.saved_tensors
         g = grad if out is None else torch.ops.aten.threshold_backward(grad, out, 0)
         wide = torch.promote_types(g.dtype, torch.float32)
-        grad_dt = (g * residual).sum((2, 3), dtype=wide)
+        # Large new tensors cost page faults: the product's is used again for grad f.
+        buffer = g * residual
+        grad_dt = buffer.sum((2, 3), dtype=wide)
         if ctx.norm is not None:
             total = g.sum((2, 3), dtype=wide)
             grad_dt = weight * inverse_deviation * (grad_dt - mean * total) + bias * total
@@ -149,7 +151,10 @@ class FusedStep(torch.autograd.Function):
 
         grad_residual = grad_weight = grad_bias = None
         if any(ctx.needs_input_grad[1:4]):
-            grad_residual = g * dt if k_f is None else torch.addcmul(_per_map(k_f, g), g, dt)
+            if k_f is None:
+                grad_residual = torch.mul(g, dt, out=buffer)
+            else:
+                grad_residual = torch.addcmul(_per_map(k_f, g), g, dt, out=buffer)
             if ctx.norm is not None:
                 grad_residual, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
                     grad_residual,
