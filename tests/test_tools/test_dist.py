@@ -1,4 +1,6 @@
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -86,6 +88,11 @@ def descendants(pid):
     return found
 
 
+def parent_of(pid):
+    with contextlib.suppress(FileNotFoundError):
+        return int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
+
+
 def alive(pids):
     return [
         pid
@@ -138,6 +145,45 @@ def test_signals_leave_no_process(toy, tmp_path, victim, number, code, message):
     assert 'KeyboardInterrupt' not in output
     # Data loaders' processes look every five seconds whether their parent is still there.
     wait_for(lambda: not alive(started), 12)
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(toy, tmp_path):
+    """A rank, or launcher and ranks, killed at a random moment, then resumed."""
+    options = ('--cfg-options', 'train_cfg.max_epochs=120', 'randomness.seed=5')
+    options += ('default_hooks.checkpoint.max_keep_ckpts=2', 'default_hooks.logger.interval=50')
+    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+    code, output = toy.run('dist_train.sh', toy.config, 2, '--work-dir', whole, *options)
+    assert code == 0, output
+
+    moments = random.Random(0)
+    kills = 0
+    while kills < 10:
+        before = newest_epoch(killed)
+        arguments = (toy.config, 2, '--work-dir', killed, '--resume', *options)
+        process = toy.start('dist_train.sh', *arguments)
+        wait_for(lambda: newest_epoch(killed) > before or process.poll() is not None, 200)  # noqa: B023
+        time.sleep(moments.uniform(0, 0.3))
+        started = descendants(process.pid)
+        ranks = [pid for pid in started if parent_of(pid) == process.pid]
+        assert process.poll() is None, 'the run was through before it could be killed'
+        # The launcher first, or it would end the others before they are killed.
+        for pid in [process.pid, *started] if kills % 2 else [moments.choice(ranks)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        wait_for(lambda: not alive(started), 12)  # noqa: B023
+        kills += 1
+    assert newest_epoch(killed) < 120
+    code, output = toy.run('dist_train.sh', *arguments)
+    assert code == 0, output
+    expected, found = (torch.load(folder / 'epoch_120.pth') for folder in (whole, killed))
+    for key, value in expected['state_dict'].items():
+        assert torch.equal(value, found['state_dict'][key]), key
+
+
+def newest_epoch(work_dir):
+    return max((int(p.stem.split('_')[1]) for p in work_dir.glob('epoch_*.pth')), default=0)
 
 
 @pytest.mark.slow
