@@ -14,6 +14,7 @@ model = dict(
         in_channels=1,
         patch_size=1,
         drop_rate=0.0,
+        init_cfg=dict(type='Xavier', layer='Linear'),
     ),
     head=dict(
         type='LinearClsHead',
@@ -22,9 +23,14 @@ model = dict(
         loss=dict(type='CrossEntropyLoss', loss_weight=1.0),
     ),
 )
-# Centres and spreads are lengths in pixels; decay would pull every head onto its query.
+# Centres and spreads are lengths in pixels: they have further to go than weights, and decay would
+# pull every head onto its query.
 optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys=dict(centers=dict(decay_mult=0.0), spreads=dict(decay_mult=0.0)))
+    paramwise_cfg=dict(
+        custom_keys=dict(
+            centers=dict(lr_mult=10.0, decay_mult=0.0), spreads=dict(lr_mult=10.0, decay_mult=0.0)
+        )
+    )
 )
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1))
 custom_hooks = [

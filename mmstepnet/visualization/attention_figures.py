@@ -42,7 +42,7 @@ def training_curves_figure(groups, xlabel='step'):
             )
         axis.set_ylabel(label)
         axis.grid(True)
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=2)
     axes[0].set_ylim(bottom=0)
     axes[1].set_ylim(top=101)
     axes[1].set_xlabel(xlabel)
@@ -120,8 +120,8 @@ def _layer_panels(count, reach):
         axis.set_ylim(reach, -reach)
         axis.set_aspect('equal')
         axis.grid(True)
-    figure.supxlabel('columns from the query (pixels)', fontsize=8)
-    figure.supylabel('rows from the query (pixels)', fontsize=8)
+    figure.supxlabel('column of the key - of the query (pixels)', fontsize=8)
+    figure.supylabel('row (pixels)', fontsize=8)
     return figure, axes[:count]
 
 
