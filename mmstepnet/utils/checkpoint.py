@@ -89,9 +89,32 @@ def check_same_network(model: torch.nn.Module, checkpoint: Mapping, path: str) -
         load_state_dict(model, weights, strict=True)
     except RuntimeError as error:
         raise CheckpointError(
-            f'checkpoint {path} is of another network than the config: '
+            _other_classes(model, weights, path)
+            or f'checkpoint {path} is of another network than the config: '
             + (_differences(model, weights) or reason(error)[:300])
         ) from error
+
+
+def _other_classes(model: torch.nn.Module, weights: Mapping, path: str) -> str | None:
+    """What is wrong where only the outputs of linear layers differ, as with another class count."""
+    ours = model.state_dict()
+    if ours.keys() != weights.keys():
+        return None
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    sizes = {}
+    for key, value in ours.items():
+        theirs, name = weights[key], key.rpartition('.')[0]
+        if theirs.shape != value.shape:
+            if name not in linear or theirs.shape[1:] != value.shape[1:]:
+                return None
+            sizes[name] = len(theirs), len(value)
+    if not sizes:
+        return None
+    counts = ', '.join(f'{name} has {a} outputs instead of {b}' for name, (a, b) in sizes.items())
+    return (
+        f'checkpoint {path} was trained on another number of classes than the config says: '
+        f'{counts}. Set num_classes as it was in training'
+    )
 
 
 def check_same_backbone(model: torch.nn.Module, checkpoint: Mapping, path: str) -> None:
