@@ -244,6 +244,17 @@ def test_a_metric_of_the_evaluator_is_used(tmp_path):
     assert len(runner.val_evaluator.metrics) == 2
 
 
+def test_a_metric_of_the_evaluator_knows_which_blocks(tmp_path):
+    blocks = ['backbone.conv0', 'backbone.conv1']
+    metric = dict(type='mmstepnet.StiffnessMetric', blocks=blocks)
+    cfg = config(tmp_path, test_evaluator=[metric])
+    cfg.custom_hooks = [dict(type='mmstepnet.StiffnessHook')]
+    cfg.model.backbone = dict(type='LeNet5', num_classes=-1)
+    cfg.model.pop('neck')
+    with pytest.raises(ValueError, match=r"names \['backbone\.conv0', 'backbone\.conv1'\]"):
+        Runner.from_cfg(cfg).test()
+
+
 def test_evaluation_twice_does_not_add_up(tmp_path):
     runner = run(config(tmp_path))
     assert runner.test() == runner.test()

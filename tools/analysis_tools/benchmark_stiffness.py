@@ -70,23 +70,23 @@ def benchmark_tns(args: argparse.Namespace) -> None:
     report(f'{args.samples} x {args.blocks}, exact', exact)
     print(f'memory on top of nsi: {memory() - before:.0f} MB')
 
+    means = torch.stack([nsi[:, stages == s].mean(1) for s in stages], dim=1)
+    extent = (nsi / means - 1).max().item(), nsi.max().item()
     middles = (torch.arange(args.grid, dtype=torch.float64) + 0.5) / args.grid
+    m1, m2 = middles * extent[0], middles * extent[1]
     result: list[float] = []
 
     def by_grid():
-        means = torch.stack([nsi[:, stages == s].mean(1) for s in stages], dim=1)
         ratio = nsi / means - 1
-        total = 0.0
-        for m1 in middles:
-            wide = ratio >= m1
-            for m2 in middles:
-                total += (wide & (nsi >= m2)).any(1).double().mean().item()
-        result.append(total / args.grid**2)
+        stiff = 0.0
+        for relative in m1:
+            wide = ratio >= relative
+            for absolute in m2:
+                stiff += (wide & (nsi >= absolute)).any(1).double().mean().item()
+        result.append(stiff * extent[0] * extent[1] / args.grid**2)
 
     report(f'grid of {args.grid} x {args.grid}', [timed(by_grid)])
-    surface = [
-        timed(lambda: stiffness_degree(nsi, stages, middles, middles)) for _ in range(args.rounds)
-    ]
+    surface = [timed(lambda: stiffness_degree(nsi, stages, m1, m2)) for _ in range(args.rounds)]
     report('delta on that grid, exact', surface)
     print(f'TNS {total_neural_stiffness(nsi, stages).mean:.6f}, by grid {result[0]:.6f}')
 

@@ -51,7 +51,10 @@ class StiffnessHook(Hook):
         self._loop: BaseLoop | None = None
 
     def before_run(self, runner: Runner) -> None:
-        StiffnessMetric(**self.metric_cfg).record(_unwrap(runner.model))
+        # Before hours of training, unless the evaluators' own metrics know better what to record.
+        evaluators = [runner.cfg.get(f'{split}_evaluator') for split in ('val', 'test')]
+        if not any(map(_holds_metric, evaluators)):
+            StiffnessMetric(**self.metric_cfg).record(_unwrap(runner.model))
 
     def before_val_epoch(self, runner: Runner) -> None:
         self._begin(runner, runner.val_loop, 'val', measure=self._is_due(runner))
@@ -197,6 +200,12 @@ def _model_name(runner: Runner) -> str:
         return Path(runner.cfg.filename).stem
     model = _unwrap(runner.model)
     return type(getattr(model, 'backbone', model)).__name__
+
+
+def _holds_metric(evaluator) -> bool:
+    metrics = evaluator if isinstance(evaluator, list | tuple) else [evaluator]
+    kinds = [metric.get('type') for metric in metrics if isinstance(metric, dict)]
+    return any(str(kind).rpartition('.')[2].startswith('StiffnessMetric') for kind in kinds)
 
 
 def _unwrap(model):
