@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -176,9 +177,8 @@ def train_command(run: Run, gpus: int = 0, options: Mapping[str, object] = {}) -
             a GPU for instance.
     """
     given = run.options | dict(options) | {'randomness.seed': run.seed}
-    settings = [f'{key}={_literal(value)}' for key, value in given.items()]
     config = str(ROOT / run.config)
-    arguments = ['--work-dir', str(run.work_dir), '--resume', '--cfg-options', *settings]
+    arguments = ['--work-dir', str(run.work_dir), '--resume', '--cfg-options', *_settings(given)]
     if gpus > 1:
         return ['bash', str(ROOT / 'tools/dist_train.sh'), config, str(gpus), *arguments]
     return [sys.executable, str(ROOT / 'tools/train.py'), config, *arguments]
@@ -205,9 +205,38 @@ def train(
         RunError: The training failed; with the end of its output. Or another process is at it.
     """
     run.work_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(run) as lock:
+        _call(run, train_command(run, gpus, options), env, lock)
+        found = evaluations(run.work_dir)
+        checkpoint = _last_checkpoint(run.work_dir)
+        if checkpoint is not None and checkpoint[0] not in {line['step'] for line in found}:
+            # Broken off between the last checkpoint and its evaluation: nothing was left to train.
+            out = run.work_dir / 'last_evaluation.json'
+            command = [sys.executable, str(ROOT / 'tools/test.py'), str(ROOT / run.config)]
+            command += [str(checkpoint[1]), '--work-dir', str(run.work_dir)]
+            command += ['--out', str(out), '--out-item', 'metrics']
+            if run.options:
+                command += ['--cfg-options', *_settings(run.options)]
+            _call(run, command, env, lock)
+            found.append(dict(json.loads(out.read_text()), step=checkpoint[0]))
+    if not found:
+        raise RunError(f'run {run.work_dir} was not evaluated once: its log has no metric')
+    return found
+
+
+def _last_checkpoint(work_dir: Path) -> tuple[int, Path] | None:
+    """Epoch or iteration of the newest checkpoint, and its path."""
+    found = [
+        (int(match[1]), path)
+        for path in Path(work_dir).glob('*.pth')
+        if (match := re.fullmatch(r'(?:epoch|iter)_(\d+)\.pth', path.name))
+    ]
+    return max(found, default=None)
+
+
+def _call(run: Run, command: list[str], env: Mapping[str, str], lock: int) -> None:
     log = run.work_dir / 'console.log'
-    command = train_command(run, gpus, options)
-    with _locked(run) as lock, log.open('a') as stream:
+    with log.open('a') as stream:
         # The training holds the lock too: it may outlive this process, if that is killed.
         child = subprocess.Popen(
             command,
@@ -231,10 +260,6 @@ def train(
             f'run {run.work_dir} ended with exit code {code}; the end of {log}:\n{tail}\n'
             f'command: {shlex.join(command)}'
         )
-    found = evaluations(run.work_dir)
-    if not found:
-        raise RunError(f'run {run.work_dir} was not evaluated once: its log has no metric')
-    return found
 
 
 @contextmanager
@@ -344,6 +369,10 @@ class Table:
             files.append(path.with_suffix(ending))
             files[-1].write_text(content + '\n')
         return files
+
+
+def _settings(options: Mapping[str, object]) -> list[str]:
+    return [f'{key}={_literal(value)}' for key, value in options.items()]
 
 
 def _literal(value: object) -> str:
