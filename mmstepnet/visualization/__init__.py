@@ -1,3 +1,11 @@
+from .attention_figures import (
+    attention_maps_figure,
+    center_paths_figure,
+    depth_figure,
+    diffusion_figure,
+    head_figure,
+    training_curves_figure,
+)
 from .comparison_figures import (
     accuracy_figure,
     comparison_figures,
@@ -19,10 +27,15 @@ from .stiffness_figures import (
 
 __all__ = [
     'accuracy_figure',
+    'attention_maps_figure',
+    'center_paths_figure',
     'comparison_figures',
     'delta_figure',
+    'depth_figure',
+    'diffusion_figure',
     'figure_to_image',
     'group_by_model',
+    'head_figure',
     'nsi_figure',
     'nsi_step_size_figure',
     'proportion_figure',
@@ -33,4 +46,5 @@ __all__ = [
     'step_size_figure',
     'stiffness_figures',
     'tns_figure',
+    'training_curves_figure',
 ]
