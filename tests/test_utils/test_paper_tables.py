@@ -51,6 +51,22 @@ def test_parameters_are_those_that_table_1_prints(method, column):
     assert round(count / 1e6, 2) == published.TABLE1[method][column]['parameters']
 
 
+def test_srm_alone_is_spared_weight_decay():
+    from mmengine.optim import build_optim_wrapper
+    from mmengine.registry import init_default_scope
+
+    from mmstepnet.registry import MODELS
+
+    for method, spared in (('srm', True), ('se', False)):
+        cfg = Config.fromfile(ROOT / TABLES['digits'].config_file(method, 'digits-hard'))
+        init_default_scope(cfg.default_scope)
+        model = MODELS.build(dict(cfg.model, _scope_=cfg.default_scope))
+        groups = build_optim_wrapper(model, cfg.optim_wrapper).param_groups
+        free = {id(p) for g in groups if g['weight_decay'] == 0 for p in g['params']}
+        gates = {id(p) for name, p in model.named_parameters() if '.step.' in name}
+        assert gates and free == (gates if spared else set())
+
+
 @pytest.fixture
 def trained(monkeypatch):
     """Training replaced by two evaluations; returns what it was called with."""
