@@ -312,3 +312,15 @@ def test_stages_that_can_have_no_tns_are_said(tmp_path):
     assert runner.val()['stiffness/tns'] == 0
     log = next(tmp_path.glob('*/*.log')).read_text()
     assert 'exclude_first=False records the first blocks too' in log
+
+
+@pytest.mark.parametrize('synced', [True, False])
+def test_drifting_statistics_are_said(tmp_path, synced, monkeypatch):
+    cfg = config(tmp_path)
+    if synced:
+        cfg.custom_hooks.append(dict(type='SyncBuffersHook'))
+    runner = run(cfg)
+    monkeypatch.setattr(type(runner), 'world_size', 2)
+    next(h for h in runner.hooks if isinstance(h, StiffnessHook)).before_train(runner)
+    log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
+    assert ("add dict(type='SyncBuffersHook')" in log) != synced

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, SyncBuffersHook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+from torch import nn
 
 from mmstepnet.evaluation.metrics import StiffnessMetric
 from mmstepnet.registry import HOOKS
@@ -55,6 +56,16 @@ class StiffnessHook(Hook):
         evaluators = [runner.cfg.get(f'{split}_evaluator') for split in ('val', 'test')]
         if not any(map(_holds_metric, evaluators)):
             StiffnessMetric(**self.metric_cfg).record(_unwrap(runner.model))
+
+    def before_train(self, runner: Runner) -> None:
+        drifting = [m for m in runner.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        synced = any(isinstance(hook, SyncBuffersHook) for hook in runner.hooks)
+        if runner.world_size > 1 and drifting and not synced:
+            runner.logger.warning(
+                'Batch norm statistics differ between processes, and each validates its own '
+                "samples with its own: add dict(type='SyncBuffersHook') to custom_hooks, or "
+                'stiffness and all other metrics are not those of the saved checkpoint.'
+            )
 
     def before_val_epoch(self, runner: Runner) -> None:
         self._begin(runner, runner.val_loop, 'val', measure=self._is_due(runner))
