@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parents[1] / 'configs'
 CONFIGS = sorted(
     p.relative_to(ROOT).as_posix() for p in ROOT.rglob('*.py') if '_base_' not in p.parts
 )
+METAFILES = {p: yaml.safe_load(p.read_text()) for p in sorted(ROOT.glob('*/metafile.yml'))}
+LISTED = {model['Config']: model for file in METAFILES.values() for model in file['Models']}
 EVERYDAY = ('digits/faster_rcnn_r18_stepnet_digits.py',)
 
 
@@ -34,6 +37,20 @@ def test_parses_and_names_its_imports(name):
     assert cfg.default_scope in ('mmdet', 'mmpretrain')
     assert 'mmstepnet' in cfg.custom_imports.imports
     assert cfg.custom_imports.allow_failed_imports is False
+    if listed := LISTED.get(f'configs/{name}'):
+        assert listed['Metadata']['Epochs'] == cfg.train_cfg.max_epochs
+
+
+def test_metafiles_list_every_config_of_their_folders():
+    index = yaml.safe_load((ROOT.parent / 'model-index.yml').read_text())
+    assert index['Import'] == [p.relative_to(ROOT.parent).as_posix() for p in METAFILES]
+    for path, file in METAFILES.items():
+        folder = path.parent.relative_to(ROOT.parent)
+        configs = [f'{folder}/{p.name}' for p in sorted(path.parent.glob('*.py'))]
+        assert [model['Config'] for model in file['Models']] == configs
+        assert [model['Name'] for model in file['Models']] == [Path(c).stem for c in configs]
+        collections = {collection['Name'] for collection in file['Collections']}
+        assert {model['In Collection'] for model in file['Models']} == collections
 
 
 def detection_batch():
@@ -79,6 +96,9 @@ def test_builds_predicts_and_trains(name):
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     model = MODELS.build(dict(cfg.model, _scope_=cfg.default_scope))
     model.init_weights()
+    if listed := LISTED.get(f'configs/{name}'):
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert count == listed['Metadata']['Parameters']
     is_detector = cfg.default_scope == 'mmdet'
 
     def batch():
