@@ -82,6 +82,59 @@ def _per_map(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.dtype)[:, :, None, None]
 
 
+def _through_batch_norm(
+    g: Tensor,
+    y: Tensor,
+    dt: Tensor,
+    k_f: Tensor | None,
+    total: Tensor,
+    centred: Tensor,
+    per_channel: tuple[Tensor, Tensor, Tensor],
+    batch_statistics: bool,
+    out: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Gradients of y, weight and bias where that of f is :math:`g \cdot dt + k_f`.
+
+    The sums that a batch norm's backward pass takes over maps are sums of the (N, C) sums known
+    already, and what is left of it is linear in g and y: one pass, written into ``out``.
+
+    Args:
+        g: (N, C, H, W), behind the ReLU.
+        y: (N, C, H, W), the norm's input.
+        dt: (N, C, 1, 1).
+        k_f: (N, C), or None for 0.
+        total: (N, C), the sums of g.
+        centred: (N, C), the sums of g times the normalised y.
+        per_channel: Weight, mean and inverse deviation, each (C,).
+        batch_statistics: Whether mean and deviation are those of y.
+        out: (N, C, H, W), overwritten.
+    """
+    weight, mean, inverse_deviation = per_channel
+    size = g.shape[2] * g.shape[3]
+    gate = dt[:, :, 0, 0]
+    grad_bias = (gate * total).sum(0)
+    grad_weight = (gate * centred).sum(0)
+    gain = weight * inverse_deviation
+    constant = torch.zeros_like(gate)
+    if k_f is not None:
+        constant = k_f
+        grad_bias = grad_bias + size * k_f.sum(0)
+        normalised = inverse_deviation * (spatial_mean(y) - mean)
+        grad_weight = grad_weight + size * (k_f * normalised).sum(0)
+    scale = dt * gain[:, None, None]
+    if not batch_statistics:
+        return (
+            torch.addcmul(_per_map(gain * constant, g), g, scale, out=out),
+            grad_weight,
+            grad_bias,
+        )
+    count = len(g) * size
+    slope = gain * inverse_deviation * grad_weight / -count
+    constant = gain * (constant - grad_bias / count) - slope * mean
+    torch.addcmul(_per_map(constant, g), g, scale, out=out)
+    return out.addcmul_(y, slope[:, None, None]), grad_weight, grad_bias
+
+
 class FusedStep(torch.autograd.Function):
     r"""``relu(identity + norm(residual) * dt)`` with ``dt`` from spatial means.
 
@@ -132,7 +185,8 @@ class FusedStep(torch.autograd.Function):
         grad_dt = buffer.sum((2, 3), dtype=wide)
         if ctx.norm is not None:
             total = g.sum((2, 3), dtype=wide)
-            grad_dt = weight * inverse_deviation * (grad_dt - mean * total) + bias * total
+            centred = inverse_deviation * (grad_dt - mean * total)
+            grad_dt = weight * centred + bias * total
 
         means = [m for m in ctx.means if m is not None]
         parameters = [p for p in ctx.parameters if p.requires_grad]
@@ -151,11 +205,17 @@ class FusedStep(torch.autograd.Function):
 
         grad_residual = grad_weight = grad_bias = None
         if any(ctx.needs_input_grad[1:4]):
-            if k_f is None:
+            if ctx.norm is not None and g.dtype == wide:
+                per_channel = weight, mean, inverse_deviation
+                grad_residual, grad_weight, grad_bias = _through_batch_norm(
+                    g, residual, dt, k_f, total, centred, per_channel, ctx.batch_statistics, buffer
+                )
+            elif k_f is None:
                 grad_residual = torch.mul(g, dt, out=buffer)
             else:
                 grad_residual = torch.addcmul(_per_map(k_f, g), g, dt, out=buffer)
-            if ctx.norm is not None:
+            if ctx.norm is not None and g.dtype != wide:
+                # It computes in float32, where coefficients of half precision would add up errors.
                 grad_residual, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
                     grad_residual,
                     residual,
