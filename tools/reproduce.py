@@ -170,6 +170,10 @@ DIGITS = {
     'vit-dot': ('ViT, self-attention', 'configs/attention/vit_dot_12e_digits.py'),
     'vit-l2': ('ViT, L2 attention', 'configs/attention/vit_l2_12e_digits.py'),
     'vit-metric': ('ViT, metric attention', 'configs/attention/vit_metric_12e_digits.py'),
+    'vit-metric-scaled': (
+        'ViT, metric attention / 16',
+        'configs/attention/vit_metric_scaled_12e_digits.py',
+    ),
     'attentionconv': (
         'AttentionConvNet',
         'configs/attention/attentionconv_quadratic_12e_digits.py',

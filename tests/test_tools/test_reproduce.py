@@ -62,7 +62,7 @@ def test_moons_from_training_to_table_and_only_once(reproduce, tmp_path):
 def test_dry_run_lists_commands(reproduce, tmp_path):
     out = reproduce('digits-attention', '--work-dir', tmp_path, '--seeds', 1, '--dry-run')
     commands = out.splitlines()[:-1]
-    assert len(commands) == 6
+    assert len(commands) == 7
     assert all('tools/train.py' in c and 'randomness.seed=0' in c for c in commands)
 
 
