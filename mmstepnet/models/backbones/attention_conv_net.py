@@ -143,7 +143,13 @@ class AttentionConvNet(BaseModule):
 
         Returns:
             list[list[int]]: For each layer the heads that stay, numbered as they were.
+
+        Raises:
+            ValueError: With ``position='learned'``, or if a layer would lose all heads; then
+                nothing has changed.
         """
+        for layer in self.layers:
+            layer.attention.sound_heads(max_condition, min_precision)
         kept = [
             layer.attention.prune_heads(max_condition, min_precision).tolist()
             for layer in self.layers

@@ -260,17 +260,14 @@ class RelativeAttention2d(nn.Module):
         return torch.where(smallest == 0, math.inf, (largest / smallest).square())
 
     @torch.no_grad()
-    def prune_heads(self, max_condition: float = 1000.0, min_precision: float = 1e-5) -> Tensor:
-        r"""Remove heads in place that have degenerated to a stripe or to the mean over the image.
+    def sound_heads(self, max_condition: float = 1000.0, min_precision: float = 1e-5) -> Tensor:
+        r"""Indices of the heads that have not degenerated to a stripe or to a mean over the image.
 
         Stripes have a precision :math:`M_h^T M_h` of condition number above ``max_condition``,
         means one whose largest eigenvalue is below ``min_precision``.
 
-        Returns:
-            Tensor: Indices of the heads that stay, counted before.
-
         Raises:
-            ValueError: With ``position='learned'``, or if no head would stay.
+            ValueError: With ``position='learned'``, or if there is no such head.
         """
         conditions = self.head_conditions()
         spreads = self.spreads.double()
@@ -284,6 +281,19 @@ class RelativeAttention2d(nn.Module):
                 f'max_condition={max_condition} and min_precision={min_precision} leave none of '
                 f'the {self.num_heads} heads'
             )
+        return keep
+
+    @torch.no_grad()
+    def prune_heads(self, max_condition: float = 1000.0, min_precision: float = 1e-5) -> Tensor:
+        """Remove all but the :meth:`sound_heads` in place.
+
+        Returns:
+            Tensor: Indices of the heads that stay, counted before.
+
+        Raises:
+            ValueError: As :meth:`sound_heads`; then nothing has changed.
+        """
+        keep = self.sound_heads(max_condition, min_precision)
         value = self.value.weight.unflatten(1, (self.num_heads, -1))
         self.num_heads = len(keep)
         self.centers = nn.Parameter(self.centers[keep])

@@ -75,6 +75,16 @@ def test_pruned_layers_differ_in_heads():
     assert net(torch.randn(1, 3, 4, 4))[0].isfinite().all()
 
 
+def test_pruning_that_would_empty_a_layer_changes_nothing():
+    net = AttentionConvNet(**SMALL, precision='general')
+    with torch.no_grad():
+        net.layers[0].attention.spreads[0] = 0
+        net.layers[1].attention.spreads.zero_()
+    with pytest.raises(ValueError, match='none of the 4 heads'):
+        net.prune_heads()
+    assert [layer.attention.num_heads for layer in net.layers] == [4, 4]
+
+
 def test_odd_pictures_are_refused():
     with pytest.raises(ValueError, match='patch_size=2'):
         AttentionConvNet(**SMALL)(torch.randn(1, 3, 7, 8))
