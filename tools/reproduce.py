@@ -626,7 +626,7 @@ EXPERIMENTS = {name: paper_table(name) for name in TABLES} | {
         execute=digits_execute,
         tables=digits_tables,
         figures=digits_figures,
-        seeds=3,
+        seeds=5,
     ),
 }
 
