@@ -16,6 +16,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -131,19 +132,24 @@ def complete(
         say(f'{len(runs) - len(missing)} of {len(runs)} runs are already there')
     begin = time.monotonic()
     started = done = 0
+    one = threading.Lock()
 
     def do(i: int) -> None:
         nonlocal started, done
         run = runs[i]
-        started += 1
-        passed = time.monotonic() - begin
-        left = f', about {_duration(passed / done * (len(missing) - done))} left' if done else ''
-        say(f'[{started}/{len(missing)}] {run.column} {run.row} seed {run.seed}{left}')
+        with one:
+            started += 1
+            passed = time.monotonic() - begin
+            left = (
+                f', about {_duration(passed / done * (len(missing) - done))} left' if done else ''
+            )
+            say(f'[{started}/{len(missing)}] {run.column} {run.row} seed {run.seed}{left}')
         start = time.monotonic()
         content = execute(run)
         seconds = time.monotonic() - start
         results[i] = write_result(run, seconds=round(seconds, 2), **content)
-        done += 1
+        with one:
+            done += 1
 
     if workers == 1:
         for i in missing:

@@ -8,6 +8,7 @@ is not trained again for table 4.
 import functools
 import shlex
 import statistics
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,10 @@ _COCO = {
     'AP medium': 'coco/bbox_mAP_m',
     'AP large': 'coco/bbox_mAP_l',
 }
+
+
+# MMEngine's configs and registries are not made for threads.
+_building = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,8 @@ class PaperTable:
             metrics[label] = self.scale * last_and_best(found, name)['last']
         if 'stiffness/tns' in found[-1]:
             metrics['tns'] = found[-1]['stiffness/tns']
-        metrics['parameters'] = count_parameters(run.config)
+        with _building:
+            metrics['parameters'] = count_parameters(run.config)
         return dict(metrics=metrics, gpus=gpus)
 
     def machine_options(self, gpus: int) -> dict[str, int]:

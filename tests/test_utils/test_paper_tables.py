@@ -1,4 +1,6 @@
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from mmengine.config import Config
@@ -112,6 +114,23 @@ def test_hours_are_measured_where_runs_are_finished(tmp_path, trained):
     done = result(runs[0], table.execute(runs[0], 4))
     on_cpu = result(runs[1], table.execute(runs[1], 0))
     assert table.hours(runs[1:], [done, on_cpu]) == pytest.approx(8 + 2 * 1.1)
+
+
+def test_models_are_built_one_at_a_time(tmp_path, trained, monkeypatch):
+    building = []
+
+    def count(config):
+        building.append(config)
+        time.sleep(0.05)
+        assert building == [config]
+        building.remove(config)
+        return 1
+
+    monkeypatch.setattr(paper_tables, 'count_parameters', count)
+    table = TABLES['vit']
+    runs = table.runs(tmp_path, ['stl10'], ['org', 'stepnet'], seeds=2)
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(lambda run: table.execute(run, 0), runs))) == 4
 
 
 def test_gpus_share_the_batch():
