@@ -73,11 +73,12 @@ best_checkpoint() {
 stiffness() {
     local config=$1 folder=$2 best
     best=$(best_checkpoint "$folder")
-    if [ "$folder/stiffness/test.json" -nt "$best" ]; then
+    if [ "$folder/stiffness/${folder##*/}.json" -nt "$best" ]; then
         echo "$folder is measured already"
         return
     fi
-    python tools/analysis_tools/stiffness.py "$config" "$best" --work-dir "$folder"
+    python tools/analysis_tools/stiffness.py "$config" "$best" --work-dir "$folder" \
+        --out "$folder/stiffness/${folder##*/}.json"
 }
 
 STEPNET=configs/digits/faster_rcnn_r18_stepnet_digits.py
@@ -104,7 +105,8 @@ stiffness "$PLAIN" "$OUT/plain"
 
 begin 'Result'
 python tools/analysis_tools/compare_stiffness.py \
-    "$OUT/stepnet/stiffness/test.json" "$OUT/plain/stiffness/test.json" --out-dir "$OUT/comparison"
+    "$OUT/stepnet/stiffness/stepnet.json" "$OUT/plain/stiffness/plain.json" \
+    --out-dir "$OUT/comparison"
 python - "$OUT" <<'PY'
 import json
 import sys
