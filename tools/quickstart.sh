@@ -78,7 +78,7 @@ stiffness() {
         return
     fi
     python tools/analysis_tools/stiffness.py "$config" "$best" --work-dir "$folder" \
-        --out "$folder/stiffness/${folder##*/}.json"
+        --include-first --out "$folder/stiffness/${folder##*/}.json"
 }
 
 STEPNET=configs/digits/faster_rcnn_r18_stepnet_digits.py

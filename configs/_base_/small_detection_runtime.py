@@ -10,8 +10,12 @@ default_hooks = dict(
     visualization=dict(score_thr=0.5),
     checkpoint=dict(max_keep_ckpts=1, save_best='coco/bbox_mAP', rule='greater'),
 )
-# Each process has its own running statistics of the norms; without this they drift apart.
-custom_hooks = [dict(type='SyncBuffersHook')]
+custom_hooks = [
+    # Each process has its own running statistics of the norms; without this they drift apart.
+    dict(type='SyncBuffersHook'),
+    # Two blocks a stage: without the first there would be one, which no other can be compared with.
+    dict(type='mmstepnet.StiffnessHook', exclude_first=False),
+]
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(type='mmstepnet.EnlargingDetVisualizer', vis_backends=vis_backends, line_width=2)
 
