@@ -15,6 +15,4 @@ TRANSFORMS = root.Registry('transform', parent=root.TRANSFORMS, locations=['mmst
 VISUALIZERS = root.Registry(
     'visualizer', parent=root.VISUALIZERS, locations=['mmstepnet.visualization']
 )
-FUNCTIONS = root.Registry(
-    'function', parent=root.FUNCTIONS, locations=['mmstepnet.engine.hooks']
-)
+FUNCTIONS = root.Registry('function', parent=root.FUNCTIONS, locations=['mmstepnet.engine.hooks'])

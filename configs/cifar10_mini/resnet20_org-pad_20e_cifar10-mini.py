@@ -1,5 +1,5 @@
 # He et al.'s option A: no projection in the shortcuts. With the normalisation that published
-# checkpoints of these networks expect (see docs/stiffness.md); depth 32 and 56 by --cfg-options.
+# checkpoints of these networks expect; see docs/stiffness.md.
 _base_ = './resnet20_org_20e_cifar10-mini.py'
 
 model = dict(backbone=dict(shortcut='pad'))
