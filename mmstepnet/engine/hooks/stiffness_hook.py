@@ -198,11 +198,11 @@ def describe_dataset(dataset) -> str:
     source = getattr(dataset, 'ann_file', '')
     if not source:
         folders = (getattr(dataset, 'data_prefix', None) or {}).values()
+        source = ' '.join(str(folder) for folder in folders if folder)
+    if not source:
         mode = 'test' if getattr(dataset, 'test_mode', False) else 'train'
-        source = [str(folder) for folder in folders if folder] or [
-            getattr(dataset, 'data_root', '')
-        ]
-        source = ' '.join([*filter(None, source), getattr(dataset, 'split', mode)])
+        parts = getattr(dataset, 'data_root', ''), getattr(dataset, 'split', mode)
+        source = ' '.join(filter(None, parts))
     return f'{type(dataset).__name__} {source}, {size} samples'
 
 
