@@ -249,16 +249,31 @@ def figure_of(table: dict[str, dict], sweeps: dict[str, dict]):
     for k, (what, points) in enumerate(sweeps.items()):
         first = axes = figure.add_subplot(grid[1, k], sharey=first)
         for j, name in enumerate(n for n in SWEEP_MODELS if n != BASELINE):
-            values = [rows[name]['training'][1] for rows in points.values()]
-            axes.plot(
-                range(len(points)), values, 'os'[j] + '-', color=COLORS[3 + j], ms=3, label=name
+            low, middle, high = zip(
+                *(rows[name]['training'] for rows in points.values()), strict=True
+            )
+            axes.errorbar(
+                [k + 0.08 * j for k in range(len(points))],
+                middle,
+                yerr=[
+                    [m - a for m, a in zip(middle, low, strict=True)],
+                    [b - m for m, b in zip(middle, high, strict=True)],
+                ],
+                fmt='os'[j] + '-',
+                linewidth=0.8,
+                color=COLORS[3 + j],
+                markersize=3,
+                label=name,
             )
         axes.axhline(1, color=GREY, linewidth=0.8)
         axes.set_xticks(range(len(points)), list(points))
         axes.set_xlabel(what)
+        axes.set_xlim(-0.3, len(points) - 0.7)
+        # Room for the legend below the curves.
+        axes.set_ylim(bottom=0.78)
         if k == 0:
             axes.set_ylabel('training step')
-            axes.legend(loc='best')
+            axes.legend(loc='lower right', handlelength=1.2, borderpad=0.1)
         else:
             axes.tick_params(labelleft=False)
     return figure
