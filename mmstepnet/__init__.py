@@ -5,19 +5,14 @@ to MMEngine and lets torch's safe loader read MMEngine's checkpoints. It imports
 mmcv nor mmpretrain: the registries do so when something is built.
 """
 
-from mmengine.config.utils import MODULE2PACKAGE
-
 from . import registry
 from .utils.compat import check_versions
+from .utils.external_configs import allow_external_configs
 from .utils.safe_globals import allow_mmengine_checkpoints
 from .version import __version__
 
 check_versions()
 allow_mmengine_checkpoints()
-
-# MMEngine looks this name up as a distribution and joins its location with the package's name,
-# which for an editable install points at nothing. For a name that is no distribution it asks the
-# import system for the module's folder, which is right for every kind of install.
-MODULE2PACKAGE['mmstepnet'] = 'mmstepnet.version'
+allow_external_configs()
 
 __all__ = ['__version__', 'registry']

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from mmengine.logging import HistoryBuffer, MessageHub
 
 from mmstepnet.utils import compat
 from mmstepnet.utils.safe_globals import allow_mmengine_checkpoints, history_buffer_method
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_import_is_light():
@@ -108,6 +111,25 @@ class TestConfigs:
         backbone = Config.fromfile(path).model.backbone
         assert backbone.depth == 34
         assert backbone.plugins[0].cfg.type == 'mmstepnet.StepNetAdaptor'
+
+    @pytest.mark.parametrize(
+        'name',
+        [
+            'attention/vit_metric_12e_digits.py',
+            'bccd/faster_rcnn_r18_stepnet_bccd.py',
+            'cifar10_mini/resnet20_stepnet_20e_cifar10-mini.py',
+            'classification/resnet50_stepnet_120e_imagenet.py',
+            'detection/faster_rcnn_r50_stepnet_1x_coco.py',
+            'digits/faster_rcnn_r18_stepnet_digits.py',
+            'digits/resnet20_stepnet_12e_digits.py',
+        ],
+    )
+    def test_as_base_it_is_what_it_is_by_path(self, tmp_path, name):
+        """Types are looked up in the scope that the config itself sets, not in ``mmstepnet``."""
+        path = tmp_path / 'mine.py'
+        path.write_text(f"_base_ = 'mmstepnet::{name}'\n")
+        by_path = Config.fromfile(ROOT / 'configs' / name)
+        assert Config.fromfile(path).to_dict() == by_path.to_dict()
 
     def test_get_config(self):
         assert get_config(self.NAME).model.backbone.type == 'mmstepnet.StepResNet'
