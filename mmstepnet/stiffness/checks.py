@@ -1,5 +1,6 @@
 """Checks that the functions of this package share, so that they all speak the same way."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ def to_float64(name: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
         TypeError: complex or boolean values.
         ValueError: a number of dimensions not in ``dims``, or nothing in it.
     """
-    value = torch.as_tensor(value)
+    value = _to_tensor(name, value)
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f'{name} must hold real numbers, got {value.dtype}')
     if value.dim() not in dims:
@@ -28,6 +29,16 @@ def to_float64(name: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
     if value.numel() == 0:
         raise ValueError(f'{name} is empty: shape {tuple(value.shape)}')
     return value.double()
+
+
+def _to_tensor(name: str, value) -> Tensor:
+    try:
+        # By way of NumPy, since torch would round a list's numbers to float32.
+        return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises each, for other contents
+        raise TypeError(
+            f'{name} must be a tensor or what becomes one, got {value!r:.60}: {error}'
+        ) from error
 
 
 def check_nsi(nsi: Tensor, stages: Tensor, nan_policy: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,7 +59,7 @@ def check_nsi(nsi: Tensor, stages: Tensor, nan_policy: str) -> tuple[Tensor, Ten
     """
     check_nan_policy(nan_policy)
     nsi = to_float64('nsi', nsi, dims=(2,))
-    stages = torch.as_tensor(stages, device=nsi.device)
+    stages = _to_tensor('stages', stages).to(nsi.device)
     if stages.is_floating_point() or stages.is_complex() or stages.dtype == torch.bool:
         raise TypeError(f'stages must hold integers, got {stages.dtype}')
     if stages.shape != nsi.shape[1:]:

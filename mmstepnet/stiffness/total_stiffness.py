@@ -97,7 +97,8 @@ def stiffness_degree(
     Raises:
         ValueError: negative or infinite thresholds, and what ``total_neural_stiffness`` raises.
     """
-    nsi, stages, _ = check_nsi(nsi.detach(), stages, nan_policy)
+    nsi, stages, _ = check_nsi(nsi, stages, nan_policy)
+    nsi = nsi.detach()
     m1, m2 = _Thresholds('m1', m1, nsi.device), _Thresholds('m2', m2, nsi.device)
     mean, height = _stage_mean_and_max(nsi, stages)
     # Counting thresholds instead of comparing with each turns a rectangle into a pair of integers,
@@ -119,7 +120,8 @@ def stiffness_proportion(
 
     Arguments, result and errors are those of :func:`stiffness_degree`.
     """
-    nsi, stages, _ = check_nsi(nsi.detach(), stages, nan_policy)
+    nsi, stages, _ = check_nsi(nsi, stages, nan_policy)
+    nsi = nsi.detach()
     m1, m2 = _Thresholds('m1', m1, nsi.device), _Thresholds('m2', m2, nsi.device)
     mean, height = _stage_mean_and_max(nsi, stages)
     stage_of_block = stages.unique(return_inverse=True)[1]

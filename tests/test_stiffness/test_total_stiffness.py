@@ -17,6 +17,14 @@ def random_nsi(seed, samples=7, stages=(0, 0, 0, 3, 3, 1, 1, 1, 1)):
     return 4 * nsi, stages
 
 
+THRESHOLDS = [0.1, 0.5], [0.1, 1.0]
+THREE_FUNCTIONS = (
+    (total_neural_stiffness, ()),
+    (stiffness_degree, THRESHOLDS),
+    (stiffness_proportion, THRESHOLDS),
+)
+
+
 def rectangles(row, stages):
     """(width, height) of every block's rectangle of thresholds, written as in the definition."""
     for value, stage in zip(row, stages, strict=True):
@@ -208,12 +216,24 @@ def test_samples_without_nsi(bad):
         (torch.ones(3), torch.zeros(3, dtype=torch.int64), ValueError, 'dimensions'),
         (torch.ones(2, 3), torch.zeros(2, dtype=torch.int64), ValueError, 'one label'),
         (torch.ones(2, 3), torch.zeros(3), TypeError, 'integers'),
+        (torch.ones(2, 3), ['a', 'b', 'c'], TypeError, 'stages'),
+        (torch.ones(2, 3), None, TypeError, 'stages'),
+        (None, torch.zeros(3, dtype=torch.int64), TypeError, 'nsi'),
         (-torch.ones(2, 3), torch.zeros(3, dtype=torch.int64), ValueError, 'negative'),
     ],
 )
 def test_bad_tables(nsi, stages, error, message):
-    with pytest.raises(error, match=message):
-        total_neural_stiffness(nsi, stages)
+    for func, axes in THREE_FUNCTIONS:
+        with pytest.raises(error, match=message):
+            func(nsi, stages, *axes)
+
+
+@pytest.mark.parametrize('kind', [torch.Tensor.tolist, torch.Tensor.numpy])
+def test_lists_and_arrays_are_tables_too(kind):
+    nsi, stages = random_nsi(0)
+    for func, axes in THREE_FUNCTIONS:
+        got, expected = func(kind(nsi), kind(stages), *axes), func(nsi, stages, *axes)
+        assert all(map(torch.equal, got, expected))  # to the last bit
 
 
 @pytest.mark.parametrize('name', ['m1', 'm2'])
