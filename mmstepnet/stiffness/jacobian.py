@@ -64,9 +64,12 @@ def stiffness_index(
         raise ValueError(f'state is empty: shape {tuple(state.shape)}')
     if k < 1:
         raise ValueError(f'k must be at least 1, got {k}')
-    state = state.detach()
     size = state.numel()
+    # Inference mode drops tangents without a word; a clone outside of it is no inference tensor.
+    with torch.inference_mode(False):
+        state = state.detach().clone()
 
+    @torch.inference_mode(False)
     def product(vector: np.ndarray) -> np.ndarray:
         direction = torch.from_numpy(np.ascontiguousarray(vector, dtype=np.float64))
         direction = direction.to(state.device, state.dtype).view(state.shape)

@@ -127,3 +127,13 @@ def test_bad_arguments():
         stiffness_index(lambda x: x, torch.ones(0))
     with pytest.raises(ValueError, match='k must'):
         stiffness_index(lambda x: x, torch.ones(3), k=0)
+
+
+@pytest.mark.parametrize('dense_below', [0, 512])
+def test_any_gradient_mode_gives_the_same(dense_below):
+    matrix = random_matrix(60, 0, 'gaussian')
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            state = torch.randn(60, dtype=torch.float64)  # an inference tensor in the last
+            value = stiffness_index(lambda x: matrix @ x, state, dense_below=dense_below)
+        assert value == pytest.approx(exact(matrix), rel=1e-9)
