@@ -182,7 +182,7 @@ class OutputListener(HookListener):
                 'it is no residual block, or its shortcut is not a module named downsample or '
                 'shortcut; leave it out of blocks'
             )
-        if _version(state) != self.version:
+        if not torch.equal(_version(state), self.version):
             raise ValueError(
                 f'block {self.name} changes its input in place, so its increment cannot be told'
             )
@@ -453,5 +453,8 @@ def _first_tensor(values: Tensor | Iterable) -> Tensor:
     return next(value for value in values if isinstance(value, Tensor))
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor) -> Tensor:
+    """What changes when a tensor is written to. Inference tensors count no versions."""
+    if tensor.is_inference():
+        return sample_norms(tensor).nan_to_num()  # NaN would differ from itself
+    return torch.tensor(tensor._version)

@@ -19,7 +19,12 @@ def sample_norms(x: Tensor, minus: Tensor | None = None, times: Tensor | None = 
 
     Returns:
         (N,) float64, accumulated in float64, on the device of ``x``, without a graph.
+
+    Raises:
+        ValueError: ``x`` is empty.
     """
+    if x.numel() == 0:
+        raise ValueError(f'features of shape {tuple(x.shape)} hold nothing to take a norm of')
     minus, times = (None if t is None else t.expand_as(x) for t in (minus, times))
 
     def converted(index) -> Tensor:

@@ -123,7 +123,10 @@ class TrajectoryRecorder:
 
     def _all(self) -> Tensor:
         if not self._rows:
-            raise ValueError('nothing was recorded: no forward pass ran inside the with block')
+            raise ValueError(
+                'nothing was recorded: no forward pass ran inside the with block. (A pass compiled '
+                'before it may skip hooks: run the network that torch.compile was given)'
+            )
         if len(self._rows) > 1:
             self._rows = [torch.cat(self._rows)]
         return self._rows[0]

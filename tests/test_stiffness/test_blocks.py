@@ -266,3 +266,33 @@ def test_stages_of_a_single_block():
     with pytest.raises(ValueError, match=r'exclude_first leaves none.*0\.0, 1\.0'):
         TrajectoryRecorder(model)
     assert TrajectoryRecorder(model, exclude_first=False).stages.tolist() == [0, 1]
+
+
+class Adds(nn.Conv2d):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class AddsInPlace(nn.Conv2d):
+    def forward(self, x):
+        return torch.relu(x.add_(super().forward(x)))
+
+
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_a_block_that_writes_to_its_input_is_refused_in_every_mode(mode):
+    model = nn.Sequential(*(AddsInPlace(3, 3, 3, padding=1) for _ in range(2)))
+    with mode():
+        images = torch.randn(2, 3, 8, 8)  # an inference tensor has no version counter
+        recorder = TrajectoryRecorder(model, blocks='*')
+        with pytest.raises(ValueError, match='changes its input in place'), recorder:
+            model(images)
+
+
+def test_inference_mode_records_the_same():
+    model = nn.Sequential(*(Adds(3, 3, 3, padding=1) for _ in range(2)))
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad(), TrajectoryRecorder(model, blocks='*') as expected:
+        model(x)
+    with torch.inference_mode(), TrajectoryRecorder(model, blocks='*') as record:
+        model(x.clone())
+    assert torch.equal(record.nsi, expected.nsi)

@@ -38,3 +38,9 @@ def test_mean_quotient_skips_zeros():
     before = torch.tensor([[1.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
     mean = norms.mean_quotient(torch.tensor([[0.5, 0.0, 1.0]]).expand(2, 3) * (before > 0), before)
     assert mean[0] == 0.375 and mean[1].isnan()
+
+
+@pytest.mark.parametrize('shape', [(0, 3, 4, 4), (2, 0, 4, 4), (0, 5)])
+def test_nothing_has_no_norm(shape):
+    with pytest.raises(ValueError, match='nothing to take a norm of'):
+        norms.sample_norms(torch.empty(shape))
