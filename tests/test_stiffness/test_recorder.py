@@ -1,4 +1,6 @@
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -227,3 +229,18 @@ def test_bad_arguments():
         TrajectoryRecorder(model, step='both')
     with pytest.raises(ValueError, match='nan_policy'):
         TrajectoryRecorder(model, nan_policy='ignore')
+
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@torch.no_grad()
+def test_copies_made_meanwhile_are_not_recorded(copied):
+    model, images = step_resnet(), torch.randn(2, 3, 32, 32)
+    with TrajectoryRecorder(model) as record:
+        model(images)
+        twin = copied(model)
+        twin(images)
+    assert len(record) == 2
+    assert hooks_of(twin) == 0
+    with TrajectoryRecorder(twin) as of_twin:
+        twin(images)
+    assert torch.equal(of_twin.nsi, record.nsi)

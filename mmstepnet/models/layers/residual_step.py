@@ -60,6 +60,10 @@ class ResidualStep(nn.Module):
         self.activation = activation
         self.recorder: Callable | None = None
 
+    def __getstate__(self) -> dict:
+        # Whoever records this step did not ask for its copies (EMA, pickles), nor could ever leave.
+        return {**self.__dict__, 'recorder': None}
+
     @property
     def recurrent(self) -> bool:
         """Whether ``forward`` takes and returns a memory, as the step size does."""
