@@ -176,7 +176,12 @@ def read_report(path):
     """
     path = Path(path)
     try:
-        report = json.loads(path.read_text(encoding='utf-8'))
+        report = json.loads(
+            path.read_text(encoding='utf-8'),
+            parse_int=_parse_number,
+            parse_float=_parse_number,
+            parse_constant=_parse_number,
+        )
     except json.JSONDecodeError as error:
         raise ValueError(
             f'{path}: not a complete JSON file (line {error.lineno}, column {error.colno}: '
@@ -184,6 +189,8 @@ def read_report(path):
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f'{path}: not a text file, so not a stiffness report') from error
+    except (_NotFinite, RecursionError) as error:
+        raise ValueError(f'{path}: not a stiffness report: {error}') from error
     check_report(report, source=path)
     return report
 
@@ -310,6 +317,18 @@ def check_report(report, source='report'):
             lambda v: isinstance(v, str) and v == Path(v).name != '',
         )
         check(samples, 'samples.sha256', '64 hexadecimal digits', _is_sha256)
+
+
+class _NotFinite(ValueError):
+    pass
+
+
+def _parse_number(text):
+    # Python's reader takes NaN and Infinity, which JSON doesn't have, and integers of any length.
+    if not math.isfinite(float(text)):
+        shown = text if len(text) <= 20 else f'{text[:20]}...'
+        raise _NotFinite(f'it holds {shown}, and every number must be finite')
+    return int(text) if text.lstrip('-').isdigit() else float(text)
 
 
 class _Checker:

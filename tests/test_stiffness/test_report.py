@@ -162,6 +162,22 @@ def test_other_json_is_no_report(tmp_path, content):
         read_report(path)
 
 
+@pytest.mark.parametrize('number', ['NaN', '-Infinity', '1e999', '1' * 400, '1' * 5000])
+@pytest.mark.parametrize('key', ['tns', 'metrics'])
+def test_numbers_that_are_not_finite_are_named(report, tmp_path, number, key):
+    path = write_report(tmp_path / 'a.json', report)
+    content = {**read_report(path), key: {'mean': 'HERE'}}
+    path.write_text(json.dumps(content).replace('"HERE"', number))
+    with pytest.raises(ValueError, match=rf'a\.json: .*{number[:20]}.*finite'):
+        read_report(path)
+
+
+def test_endless_nesting_is_named(tmp_path):
+    (tmp_path / 'a.json').write_text('[' * 100_000)
+    with pytest.raises(ValueError, match=r'a\.json: not a stiffness report'):
+        read_report(tmp_path / 'a.json')
+
+
 def test_other_format_is_named(report, tmp_path):
     path = tmp_path / 'r.json'
     path.write_text(json.dumps({**report, 'format': 'mmstepnet.stiffness/2'}))
