@@ -1,8 +1,9 @@
 """One line in a config that measures stiffness at every validation and test."""
 
+import itertools
 from pathlib import Path
 
-from mmengine.hooks import Hook, SyncBuffersHook
+from mmengine.hooks import CheckpointHook, Hook, SyncBuffersHook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 from torch import nn
@@ -35,7 +36,8 @@ class StiffnessHook(Hook):
             that metric already, its own count.
 
     Raises:
-        ValueError: ``interval`` below 1; before the run starts, a model without residual blocks.
+        ValueError: ``interval`` below 1; before the run starts, a model without residual blocks,
+            or an ``interval`` above 1 where ``save_best`` is one of these metrics.
 
     Example:
         >>> custom_hooks = [dict(type='mmstepnet.StiffnessHook')]
@@ -58,6 +60,12 @@ class StiffnessHook(Hook):
             StiffnessMetric(**self.metric_cfg).record(_unwrap(runner.model))
 
     def before_train(self, runner: Runner) -> None:
+        prefix = self.metric_cfg.get('prefix') or StiffnessMetric.default_prefix
+        if self.interval > 1 and (wanted := _save_best_keys(runner, prefix)):
+            raise ValueError(
+                f'interval must be 1 where save_best is {wanted[0]!r}: every validation needs that '
+                f'value, got {self.interval}'
+            )
         drifting = [m for m in runner.model.modules() if isinstance(m, nn.BatchNorm2d)]
         synced = any(isinstance(hook, SyncBuffersHook) for hook in runner.hooks)
         if runner.world_size > 1 and drifting and not synced:
@@ -132,6 +140,7 @@ class StiffnessHook(Hook):
         elif split not in self._metrics:
             self._metrics[split] = StiffnessMetric(**self.metric_cfg)
         metric = self._metrics[split]
+        metric.forget()
         if not measure:
             evaluator.metrics = [other for other in evaluator.metrics if other is not metric]
             return
@@ -204,6 +213,13 @@ def describe_dataset(dataset) -> str:
         parts = getattr(dataset, 'data_root', ''), getattr(dataset, 'split', mode)
         source = ' '.join(filter(None, parts))
     return f'{type(dataset).__name__} {source}, {size} samples'
+
+
+def _save_best_keys(runner: Runner, prefix: str) -> list[str]:
+    hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+    wanted = [hook.save_best for hook in hooks if hook.save_best]
+    keys = itertools.chain(*([key] if isinstance(key, str) else key for key in wanted))
+    return [key for key in keys if key.startswith(f'{prefix}/')]
 
 
 def _model_name(runner: Runner) -> str:

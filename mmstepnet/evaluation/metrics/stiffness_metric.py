@@ -170,11 +170,15 @@ class StiffnessMetric(BaseMetric):
         try:
             metrics = self.compute_metrics(self._collect(size))
         finally:
-            self.results.clear()
-            recorder, self._recorder = self._recorder, None
-            if recorder is not None:
-                recorder.take()
+            self.forget()
         return {'/'.join((self.prefix, key)): value for key, value in metrics.items()}
+
+    def forget(self) -> None:
+        """Drop the samples of an evaluation, for instance of one that was interrupted."""
+        self.results.clear()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.take()
 
     def compute_metrics(self, results: Tensor) -> dict[str, float]:
         """Compute from one row a sample, (N, 3, L): norms of state and increment, step size."""
