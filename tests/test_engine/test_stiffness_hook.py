@@ -303,8 +303,12 @@ def test_bad_features(tmp_path):
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match='interval'):
         StiffnessHook(interval=0)
-    with pytest.raises(ValueError, match='thresholds'):
-        StiffnessHook(thresholds=(-1, 0))
+    for thresholds in ((-1, 0), (0, math.nan), (math.inf, 0), (0,)):
+        with pytest.raises(ValueError, match='thresholds'):
+            StiffnessHook(thresholds=thresholds)
+    for name in ('step', 'nan_policy'):
+        with pytest.raises(ValueError, match=f"{name} must be .*'ignore'"):
+            StiffnessHook(**{name: 'ignore'})
     with pytest.raises(TypeError, match='steps'):
         StiffnessHook(steps='unit')
 

@@ -1,6 +1,7 @@
 """Stiffness of the evaluated network's feature trajectory, as a metric of an evaluation."""
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,9 @@ from mmstepnet.stiffness import (
     stiffness_proportion,
     total_neural_stiffness,
 )
+from mmstepnet.stiffness.checks import check_nan_policy
 from mmstepnet.stiffness.indices import divide_norms
+from mmstepnet.stiffness.recorder import STEPS
 
 
 class Measurement(NamedTuple):
@@ -78,6 +81,9 @@ class StiffnessMetric(BaseMetric):
             stiffer than their stage's mean by a tenth or more.
         prefix: Prefix of the values' names.
 
+    Raises:
+        ValueError: Unknown ``step`` or ``nan_policy``, thresholds that are negative or not finite.
+
     Attributes:
         measurement: The last evaluation's :class:`Measurement`.
 
@@ -101,10 +107,13 @@ class StiffnessMetric(BaseMetric):
         prefix: str | None = None,
     ):
         super().__init__(prefix=prefix)
-        if len(thresholds) != 2 or min(thresholds) < 0:
+        if len(thresholds) != 2 or not all(0 <= value < math.inf for value in thresholds):
             raise ValueError(
-                f'thresholds must be M1 and M2, neither of them negative, got {thresholds}'
+                f'thresholds must be M1 and M2, finite and not negative, got {thresholds}'
             )
+        if step not in STEPS:
+            raise ValueError(f'step must be one of {STEPS}, got {step!r}')
+        check_nan_policy(nan_policy)
         self.recording = dict(step=step, blocks=blocks, exclude_first=exclude_first)
         self.nan_policy = nan_policy
         self.thresholds = thresholds
