@@ -14,10 +14,17 @@ from collections import defaultdict
 from pathlib import Path
 
 import mmcv
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from mmstepnet.utils import checkpoint as ckpt
-from mmstepnet.utils.command_line import BAD_INPUT, build_model, fail, load_config
+from mmstepnet.utils.command_line import (
+    BAD_INPUT,
+    SettingsAction,
+    build_model,
+    fail,
+    load_config,
+    make_folder,
+)
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.ppm', '.tif', '.tiff', '.webp')
 
@@ -38,7 +45,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=SettingsAction,
         metavar='KEY=VALUE',
         help='change settings of the config',
     )
@@ -123,6 +130,7 @@ def main() -> None:
         ckpt.check_same_network(build_model(cfg), content, args.checkpoint)
     except ckpt.CheckpointError as error:
         fail(error)
+    make_folder(args.out_dir)
     run = classify if cfg.get('default_scope') == 'mmpretrain' else detect
     run(cfg, args, pictures)
     print(f'{len(pictures)} pictures of {len(found)}: results are in {args.out_dir}')

@@ -8,17 +8,19 @@ import copy
 import os
 
 import mmengine
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
+    SettingsAction,
     build_model,
     fail,
     load_config,
     local_rank,
+    make_folder,
     reason,
     set_work_dir,
 )
@@ -63,7 +65,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=SettingsAction,
         metavar='KEY=VALUE',
         help='change settings of the config, e.g. test_dataloader.batch_size=4 or key="[a,b]"',
     )
@@ -168,6 +170,7 @@ def main() -> None:
     apply_arguments(cfg, args)
     if local_rank() == 0:
         check(cfg)
+        make_folder(cfg.work_dir)
     with process_group(args.launcher, cfg):
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
         if args.out and args.out_item == 'pred':

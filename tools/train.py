@@ -6,16 +6,18 @@ import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loa
 import argparse
 import os
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
+    SettingsAction,
     build_model,
     fail,
     load_config,
     local_rank,
+    make_folder,
     reason,
     say,
     set_work_dir,
@@ -64,7 +66,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=SettingsAction,
         metavar='KEY=VALUE',
         help='change settings of the config, e.g. train_cfg.max_epochs=2 or key="[a,b]"',
     )
@@ -210,6 +212,7 @@ def main() -> None:
     resumed = set_resume(cfg, args.resume)
     if local_rank() == 0:
         check(cfg, resumed)
+        make_folder(cfg.work_dir)
     with process_group(args.launcher, cfg):
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
         runner.train()

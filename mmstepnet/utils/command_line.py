@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.registry import MODELS, init_default_scope
 
 # As argparse ends on bad arguments. tools/launch.py knows by it that all has been said.
@@ -49,12 +49,24 @@ def reason(error: BaseException) -> str:
     return ' '.join(str(text).split()) or type(error).__name__
 
 
+class SettingsAction(DictAction):
+    """``mmengine.config.DictAction`` that ends as argparse does on what isn't ``KEY=VALUE``."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for value in values:
+            try:
+                super().__call__(parser, namespace, [value], option_string)
+            except (ValueError, AssertionError) as error:
+                what = reason(error) if '=' in value else 'it must be KEY=VALUE'
+                parser.error(f'{option_string} {value}: {what}')
+
+
 def load_config(path: str, options: dict | None = None) -> Config:
     """Read a config file and merge command line options into it; ends the process where it can't.
 
     Args:
         path: The config file.
-        options: ``--cfg-options`` as ``mmengine.config.DictAction`` parses them.
+        options: ``--cfg-options`` as ``SettingsAction`` parses them.
     """
     if not Path(path).is_file():
         fail(f'config {path} does not exist')
@@ -71,6 +83,16 @@ def load_config(path: str, options: dict | None = None) -> Config:
 def set_work_dir(cfg: Config, config_path: str, work_dir: str | None) -> None:
     """Settle ``cfg.work_dir``: the command line, the config, or ``work_dirs/CONFIG_NAME``."""
     cfg.work_dir = work_dir or cfg.get('work_dir') or f'./work_dirs/{Path(config_path).stem}'
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder for results before the work starts; ends the process where that can't be."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        fail(f'folder {path} can not be made: {error.strerror}')
+    if not os.access(path, os.W_OK):
+        fail(f'folder {path} can not be written to')
 
 
 def build_model(cfg: Config):

@@ -180,6 +180,35 @@ def refused(toy, monkeypatch, capsys, tool, *arguments):
     return message
 
 
+@pytest.mark.parametrize('tool', ['train', 'test'])
+@pytest.mark.parametrize('inside', ['', 'folder'])
+def test_work_dir_that_can_not_be_made_is_refused(
+    toy, whole_run, tmp_path, monkeypatch, capsys, tool, inside
+):
+    (tmp_path / 'file').write_text('kept')
+    work_dir = tmp_path / 'file' / inside
+    checkpoint = [whole_run / 'epoch_4.pth'] if tool == 'test' else []
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        toy.call(monkeypatch, tool, *checkpoint, '--work-dir', work_dir)
+    assert exit_info.value.code == 2
+    assert f'error: folder {work_dir} can not be made: ' in capsys.readouterr().err
+    assert (tmp_path / 'file').read_text() == 'kept'
+
+
+@pytest.mark.parametrize('tool', ['train', 'test'])
+@pytest.mark.parametrize(
+    ('setting', 'message'),
+    [('train_cfg', 'it must be KEY=VALUE'), ('a=[1,(2]', 'Imbalanced brackets')],
+)
+def test_malformed_setting_is_refused(toy, monkeypatch, capsys, tool, setting, message):
+    checkpoint = ['x.pth'] if tool == 'test' else []
+    with pytest.raises(SystemExit) as exit_info:
+        toy.call(monkeypatch, tool, *checkpoint, '--cfg-options', 'b=1', setting)
+    assert exit_info.value.code == 2
+    assert f'error: --cfg-options {setting}: {message}' in capsys.readouterr().err
+
+
 @pytest.fixture
 def bad_checkpoints(whole_run, tmp_path):
     good = (whole_run / 'epoch_4.pth').read_bytes()

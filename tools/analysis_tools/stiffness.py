@@ -16,7 +16,7 @@ import copy
 import os
 
 import numpy as np
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import DATASETS, RUNNERS
 from mmengine.runner import Runner
 from rich.progress import (
@@ -32,10 +32,12 @@ from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.stiffness import TrajectoryRecorder
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
+    SettingsAction,
     build_model,
     fail,
     load_config,
     local_rank,
+    make_folder,
     reason,
     set_work_dir,
 )
@@ -105,7 +107,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=SettingsAction,
         metavar='KEY=VALUE',
         help='change settings of the config, e.g. val_dataloader.batch_size=4',
     )
@@ -243,6 +245,7 @@ def main() -> None:
     apply_arguments(cfg, args)
     if local_rank() == 0:
         check(cfg, args)
+        make_folder(cfg.work_dir)
     with process_group(args.launcher, cfg):
         if args.max_samples is not None:
             take_some(cfg, args.max_samples)
