@@ -341,6 +341,8 @@ def _select(modules: dict[str, nn.Module], blocks) -> tuple[list[str], list]:
         raise TypeError('blocks must be either names or lists of names, not both')
     if missing := [name for name in names if name not in modules]:
         raise ValueError(f'blocks names {missing}, not in the model: {_candidates(modules)}')
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f'blocks names {twice} more than once, and a block counts once')
     return names, keys
 
 

@@ -245,6 +245,8 @@ def test_ways_to_name_blocks():
         ([], TypeError, 'blocks must be'),
         (3, TypeError, 'blocks must be'),
         (['layer1.0', ['layer1.1']], TypeError, 'not both'),
+        (['layer1.0', 'layer1.1', 'layer1.1'], ValueError, r"\['layer1\.1'\] more than once"),
+        ([['layer1.0'], ['layer1.0']], ValueError, r"\['layer1\.0'\] more than once"),
     ],
 )
 def test_blocks_that_are_not_there(blocks, error, message):
