@@ -21,7 +21,8 @@ class Problem(NamedTuple):
     """One finding of :func:`check_coco`.
 
     ``fatal``: training would stop on it, or learn from wrong or missing data. Otherwise the one box
-    named in ``message`` is left out or clipped by MMDetection and all other data stays as it is.
+    or the pictures that ``message`` names are left out, or clipped, by MMDetection and all other
+    data stays as it is.
     """
 
     fatal: bool
@@ -36,6 +37,7 @@ def check_coco(
     img_prefix: str | None = None,
     classes: Sequence[str] | None = None,
     decode: bool = False,
+    filter_cfg: dict | None = None,
 ) -> list[Problem]:
     """Check a COCO-format annotation file and the pictures that it names.
 
@@ -46,9 +48,13 @@ def check_coco(
         classes: The class names that a model is to be trained with, in order; ``None`` stands for
             those of the file.
         decode: Also decode every picture and compare its size with the one that is stated.
+        filter_cfg: What a training set is to leave out by ``CocoDataset``'s argument of this name:
+            pictures without a box of any class (``filter_empty_gt``) and those whose shorter side
+            is below ``min_size`` pixels.
 
     Returns:
-        All problems found, in the order of the file; empty if there are none.
+        All problems found, those of whole pictures left out first, the others in the order of
+        the file; empty if there are none.
     """
     try:
         with open(ann_file, encoding='utf-8') as file:
@@ -70,6 +76,7 @@ def check_coco(
         return problems
 
     findings = [
+        *_check_filter(content, classes, filter_cfg or {}),
         *_check_ids(content),
         *_check_categories(content['categories'], classes),
         *_check_images(content['images'], img_prefix, decode),
@@ -197,6 +204,50 @@ def _check_annotations(content: dict, classes: Sequence[str] | None) -> Iterator
         yield from _check_box(label, box, area, image)
     for name, count in unused.items():
         yield False, f'{count} boxes of {name!r} are not used, it is none of the classes'
+
+
+def _check_filter(
+    content: dict, classes: Sequence[str] | None, filter_cfg: dict
+) -> Iterator[tuple[bool, str]]:
+    used = [
+        category.get('id')
+        for category in content['categories']
+        if classes is None or category.get('name') in classes
+    ]
+    with_box = {
+        annotation['image_id']
+        for annotation in content['annotations']
+        if _is_id(annotation.get('image_id')) and annotation.get('category_id') in used
+    }
+    images = content['images']
+    left = images
+    if filter_cfg.get('filter_empty_gt'):
+        left = [i for i in images if _is_id(i.get('id')) and i['id'] in with_box]
+        if len(left) < len(images):
+            yield (
+                False,
+                f'{len(images) - len(left)} of {len(images)} pictures have no box of any class '
+                'and are left out; filter_cfg.filter_empty_gt says so',
+            )
+    side = filter_cfg.get('min_size', 0)
+    small = [
+        image
+        for image in left
+        if any(_is_number(image.get(k)) and image[k] < side for k in ('width', 'height'))
+    ]
+    if small:
+        yield (
+            False,
+            f'{len(small)} of {len(images)} pictures are less than {side} pixels wide or high and '
+            f'are left out (first: image {small[0].get("id")} ({small[0].get("file_name")})); '
+            'filter_cfg.min_size says so',
+        )
+    if len(left) == len(small):
+        yield (
+            True,
+            f'no picture is left to use: of {len(images)}, {len(images) - len(left)} have no box '
+            f'of any class and {len(small)} are less than {side} pixels wide or high (filter_cfg)',
+        )
 
 
 def _is_id(value) -> bool:

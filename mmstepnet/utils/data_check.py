@@ -36,8 +36,9 @@ def check_dataset_cfg(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> 
 
     For every data set the folders and annotation files must be there. Training and validation sets
     in COCO format are read and checked whole (:func:`mmstepnet.datasets.check_coco`), pictures by
-    existence only; boxes that MMDetection is going to leave out are named in the log. With several
-    processes on a machine it is enough to call it in one.
+    existence only; boxes that MMDetection is going to leave out are named in the log, pictures that
+    it is going to leave out are counted there. With several processes on a machine it is enough to
+    call it in one.
 
     Data sets that download themselves, and those behind a ``backend_args`` storage, are left to
     their own classes.
@@ -92,7 +93,8 @@ def _check_dataset(dataset: dict, scope: str | None, content: bool) -> None:
 
     if content and _reads_like_coco(cls):
         classes = (dataset.get('metainfo') or {}).get('classes') or cls.METAINFO.get('classes')
-        _check_content(ann_file, _join(root, prefix.get('img')) or root, classes)
+        filter_cfg = None if dataset.get('test_mode') else dataset.get('filter_cfg')
+        _check_content(ann_file, _join(root, prefix.get('img')) or root, classes, filter_cfg)
 
 
 def _reads_like_coco(cls: type) -> bool:
@@ -125,8 +127,10 @@ def _missing(path: str, root: str) -> str:
     return f'{where} is missing: {advice}'
 
 
-def _check_content(ann_file: str, img_prefix: str, classes: Sequence[str] | None) -> None:
-    problems = check_coco(ann_file, img_prefix, classes)
+def _check_content(
+    ann_file: str, img_prefix: str, classes: Sequence[str] | None, filter_cfg: dict | None
+) -> None:
+    problems = check_coco(ann_file, img_prefix, classes, filter_cfg=filter_cfg)
     command = f'python tools/dataset_converters/check_coco.py {ann_file} {img_prefix}'
     fatal = [problem.message for problem in problems if problem.fatal]
     if fatal:

@@ -208,3 +208,47 @@ def test_warns_of_exactly_what_mmdet_leaves_out(check, content, tmp_path):
     kept = sum(len(dataset.get_data_info(i)['instances']) for i in range(2))
     assert len(warned) == 300 - kept
     assert 0 < kept < 300
+
+
+@pytest.mark.parametrize('filter_empty_gt', [False, True])
+@pytest.mark.parametrize('min_size', [0, 21, 31])
+@pytest.mark.parametrize('classes', [('cell', 'plate'), ('plate',)])
+def test_counts_the_pictures_that_mmdet_leaves_out(
+    check, content, tmp_path, filter_empty_gt, min_size, classes
+):
+    pytest.importorskip('mmdet')
+    from mmdet.datasets import CocoDataset
+
+    content['images'] += [
+        dict(id=13, file_name='c.png', width=50, height=50),
+        dict(id=14, file_name='d.png', width=90, height=31),
+    ]
+    content['annotations'].append(
+        dict(id=3, image_id=14, category_id=3, bbox=[0, 0, 9, 9], area=81, iscrowd=0)
+    )
+    filter_cfg = dict(filter_empty_gt=filter_empty_gt, min_size=min_size)
+    found = check(content, classes=classes, filter_cfg=filter_cfg)
+    counted = sum(
+        int(message.split()[0])
+        for _, message in found
+        if 'pictures' in message and 'left out' in message
+    )
+    dataset = CocoDataset(
+        ann_file=str(tmp_path / 'ann.json'),
+        data_prefix=dict(img=str(tmp_path)),
+        metainfo=dict(classes=classes),
+        pipeline=[],
+        filter_cfg=filter_cfg,
+        lazy_init=True,
+    )
+    dataset.data_list = dataset.load_data_list()
+    left = len(dataset.filter_data())
+    assert counted == 4 - left
+    assert any(fatal for fatal, _ in found) == (left == 0)
+
+
+def test_a_set_without_pictures_is_refused(check, content):
+    content.update(images=[], annotations=[])
+    [(fatal, message)] = check(content)
+    assert fatal
+    assert message.startswith('no picture is left to use: of 0,')

@@ -129,6 +129,21 @@ def test_boxes_that_are_left_out_are_named_in_the_log(dataset, tmp_path, warning
     assert level == logging.WARNING
 
 
+def test_pictures_that_are_left_out_are_counted_in_the_log(dataset, warnings):
+    dataset['filter_cfg'] = dict(filter_empty_gt=True, min_size=2)
+    check_dataset_cfg(config(dataset))
+    [(message, level)] = warnings
+    assert '1 of 2 pictures have no box of any class and are left out' in message
+    assert level == logging.WARNING
+    warnings.clear()
+    check_dataset_cfg(config(dict(dataset, test_mode=True)))
+    assert warnings == []
+
+    dataset['filter_cfg'] = dict(min_size=9)
+    with pytest.raises(ValueError, match=r'of 2, 0 have no box .* 2 are less than 9 pixels'):
+        check_dataset_cfg(config(dataset))
+
+
 def test_long_lists_are_cut_and_counted(dataset, tmp_path, warnings):
     content = json.loads((tmp_path / 'ann.json').read_text())
     box = dict(image_id=2, category_id=1, bbox=[99, 1, 4, 4], area=16)
