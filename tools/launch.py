@@ -148,6 +148,9 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(128 + error.sigval) from None
+    finally:
+        # Whoever called this goes on in an environment without a launcher.
+        os.environ.pop(_LAUNCHER_PID, None)
 
 
 prepare_process()

@@ -249,6 +249,7 @@ def test_nodes_that_do_not_meet(toy, launch, monkeypatch, capsys, free_port):
     assert (
         f'the 2 nodes have not met at 127.0.0.1:{free_port} within 5 s' in capsys.readouterr().err
     )
+    assert launch._LAUNCHER_PID not in os.environ
 
 
 @pytest.mark.slow
