@@ -9,6 +9,11 @@
 # again: finished steps are skipped, and training goes on from its last epoch. To begin anew, remove
 # work_dirs/quickstart. The variables that choose Python, torch or the stack are in docs/install.md.
 set -euo pipefail
+if [ $# -gt 0 ]; then
+    echo "usage: bash $0 (no arguments; docs/install.md lists the variables that choose Python," \
+        "torch and the stack)" >&2
+    exit 2
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 OUT=work_dirs/quickstart

@@ -257,3 +257,12 @@ def test_bad_input_is_said_once(toy, tmp_path):
     code, output = toy.run('dist_train.sh', tmp_path / 'no config.py', 2)
     assert code == 2
     assert output.strip() == f'error: config {tmp_path}/no config.py does not exist'
+
+
+@pytest.mark.parametrize(
+    'script', ['quickstart', 'dist_train', 'dist_test', 'slurm_train', 'slurm_test']
+)
+def test_scripts_say_their_usage_instead_of_starting(toy, script):
+    code, output = toy.run(f'{script}.sh', '--help')
+    assert code == 2
+    assert output.startswith('usage: bash ')
