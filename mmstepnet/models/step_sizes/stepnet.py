@@ -117,6 +117,8 @@ class StepNetAdaptor(StepSize):
 
     def gate_of_means(self, identity_mean: Tensor | None, residual_mean: Tensor | None) -> Tensor:
         pooled = state_means(identity_mean, residual_mean, self.inputs)
+        # Means are float32 at least; a module turned to half precision as a whole is not.
+        pooled = [mean.to(self.weight.dtype) for mean in pooled]
         if self.deployed:
             logit = torch.addcmul(self.bias, pooled[0], self.weight[:, 0])
             for mean, weight in zip(pooled[1:], self.weight.T[1:], strict=True):

@@ -141,6 +141,19 @@ def test_autocast():
     )
 
 
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('inputs', INPUTS)
+def test_a_module_of_half_precision(inputs, training):
+    adaptor = trained_adaptor(5, inputs, dtype=torch.float32).train(training)
+    x, f = states(samples=8, dtype=torch.float32)
+    expected = adaptor(x, f)
+    half = copy.deepcopy(adaptor).bfloat16()
+    dt = half(x.bfloat16(), f.bfloat16())
+    assert dt.dtype == torch.bfloat16
+    # bfloat16 has 8 bits; mixing, norm and gate each round a logit of a few units once.
+    assert torch.allclose(dt.float(), expected, rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize('inputs', INPUTS)
 def test_deployed_adaptor_equals_the_trained_one(inputs):
     adaptor = trained_adaptor(5, inputs).eval()
