@@ -123,7 +123,7 @@ class StepResNet(ResidualBackbone):
             warnings.warn("pretrained is deprecated, use init_cfg=dict(type='Pretrained', ...)")
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(frozen_stages, norm_eval, zero_init_residual, init_cfg)
-        if depth not in ARCHITECTURES:
+        if depth not in tuple(ARCHITECTURES):
             raise ValueError(
                 f'depth must be one of {", ".join(map(str, ARCHITECTURES))}, got {depth!r}'
             )

@@ -394,6 +394,7 @@ def test_deployed_backbone_equals_the_trained_one():
     [
         (dict(depth=19), 'depth must be one of 18, 34, 50, 101, 152, got 19'),
         (dict(depth='50'), "depth must be one of .* got '50'"),
+        (dict(depth=[18]), r'depth must be one of .* got \[18\]'),
         (dict(num_stages=5), 'num_stages must be 1 to 4, got 5'),
         (dict(strides=(1, 2)), 'strides needs one entry for each of 4 stages'),
         (dict(out_indices=(4,)), r'out_indices must lie in 0\.\.3'),
