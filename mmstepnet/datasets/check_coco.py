@@ -242,7 +242,9 @@ def _check_filter(
             f'are left out (first: image {small[0].get("id")} ({small[0].get("file_name")})); '
             'filter_cfg.min_size says so',
         )
-    if len(left) == len(small):
+    if not images:
+        yield True, 'the file lists no pictures'
+    elif len(left) == len(small):
         yield (
             True,
             f'no picture is left to use: of {len(images)}, {len(images) - len(left)} have no box '

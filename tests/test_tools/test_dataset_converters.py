@@ -302,11 +302,21 @@ class TestCheckTool:
         assert '1.png: No such file' in out and '2.png: No such file' in out
         assert '2 errors, 0 warnings' in out
 
-    def test_passes(self, tmp_path):
-        (tmp_path / 'ann.json').write_text('{"images": [], "annotations": [], "categories": []}')
+    @pytest.mark.parametrize('pictures', [0, 1])
+    def test_a_sound_set_passes_and_an_empty_one_does_not(self, tmp_path, capsys, pictures):
+        image = dict(id=1, file_name='1.png', width=64, height=64)
+        box = dict(id=1, image_id=1, category_id=1, bbox=[1, 1, 9, 9], area=81, iscrowd=0)
+        content = dict(
+            images=[image] * pictures,
+            annotations=[box] * pictures,
+            categories=[dict(id=1, name='a')],
+        )
+        (tmp_path / 'ann.json').write_text(json.dumps(content))
+        (tmp_path / '1.png').write_bytes(b'there')
         with pytest.raises(SystemExit) as caught:
-            run('check_coco', tmp_path / 'ann.json')
-        assert caught.value.code == 0
+            run('check_coco', tmp_path / 'ann.json', tmp_path)
+        assert caught.value.code == 1 - pictures
+        assert ('the file lists no pictures' in capsys.readouterr().out) == (not pictures)
 
 
 def test_blood_cells(shared_data, tmp_path, capsys):
