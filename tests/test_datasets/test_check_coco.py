@@ -251,4 +251,4 @@ def test_a_set_without_pictures_is_refused(check, content):
     content.update(images=[], annotations=[])
     [(fatal, message)] = check(content)
     assert fatal
-    assert message.startswith('no picture is left to use: of 0,')
+    assert message == 'the file lists no pictures'
