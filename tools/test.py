@@ -172,12 +172,16 @@ def main() -> None:
         check(cfg)
         make_folder(cfg.work_dir)
     with process_group(args.launcher, cfg):
-        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-        if args.out and args.out_item == 'pred':
-            runner.test_evaluator.metrics.append(dump_metric(cfg, args.out))
-        metrics = runner.test()
-        if args.out and args.out_item == 'metrics' and runner.rank == 0:
-            mmengine.dump(metrics, args.out)
+        test(cfg, args)
+
+
+def test(cfg: Config, args: argparse.Namespace) -> None:
+    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    if args.out and args.out_item == 'pred':
+        runner.test_evaluator.metrics.append(dump_metric(cfg, args.out))
+    metrics = runner.test()
+    if args.out and args.out_item == 'metrics' and runner.rank == 0:
+        mmengine.dump(metrics, args.out)
 
 
 def dump_metric(cfg: Config, path: str) -> DumpResults:

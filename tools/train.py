@@ -214,8 +214,11 @@ def main() -> None:
         check(cfg, resumed)
         make_folder(cfg.work_dir)
     with process_group(args.launcher, cfg):
-        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-        runner.train()
+        build_runner(cfg).train()
+
+
+def build_runner(cfg: Config) -> Runner:
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gc
 import os
 import subprocess
 import sys
@@ -163,8 +164,10 @@ def _tell_who_hangs(silent: list[int], cfg: Config) -> None:
 
 
 def _destroy(finished: bool = False) -> None:
-    # A gloo group left to the interpreter's exit can abort the process. NCCL's is destroyed only
+    # A gloo group left to the interpreter's exit can abort the process, and a model wrapped for it
+    # keeps it alive: what the caller has let go of must be gone before. NCCL's is destroyed only
     # after a good end: after an error its destruction waits for processes that no longer answer.
+    gc.collect()
     if distributed.is_initialized() and (finished or distributed.get_backend() == 'gloo'):
         distributed.destroy_process_group()
 

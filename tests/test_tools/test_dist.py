@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -224,6 +225,28 @@ def test_two_processes_resume_test_and_two_nodes(toy, tmp_path, free_port):
     )
     assert code == 0, output
     assert 'accuracy' in (tmp_path / 'metrics.json').read_text()
+
+
+def test_no_wrapped_model_outlives_its_group(toy, tmp_path, monkeypatch, free_port):
+    """It would keep gloo's threads until the interpreter's exit, which can abort the process."""
+    alive = []
+    destroy = torch.distributed.destroy_process_group
+
+    def count_and_destroy():
+        wrapped = torch.nn.parallel.DistributedDataParallel
+        alive.append(sum(isinstance(thing, wrapped) for thing in gc.get_objects()))
+        destroy()
+
+    monkeypatch.setattr(torch.distributed, 'destroy_process_group', count_and_destroy)
+    settings = dict(
+        RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port
+    )
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    options = ('--launcher', 'pytorch', '--local-rank', 0, '--work-dir', tmp_path, '--cfg-options')
+    toy.call(monkeypatch, 'train', *options, 'train_cfg.max_epochs=1')
+    toy.call(monkeypatch, 'test', tmp_path / 'epoch_1.pth', *options)
+    assert alive == [0, 0]
 
 
 @pytest.mark.slow

@@ -247,31 +247,35 @@ def main() -> None:
         check(cfg, args)
         make_folder(cfg.work_dir)
     with process_group(args.launcher, cfg):
-        if args.max_samples is not None:
-            take_some(cfg, args.max_samples)
-        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-        name = f'{Path(args.checkpoint).stem}_{args.split}.json'
-        path = Path(args.out or Path(cfg.work_dir) / 'stiffness' / name)
-        progress = Progress(
-            TextColumn('{task.description}'),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn('left:'),
-            TimeRemainingColumn(),
-            disable=runner.rank != 0,
-        )
-        hook = CommandLineHook(
-            path, args.split, progress, figures=not args.no_figures, **recording(args)
-        )
-        runner.register_hook(hook)
-        try:
-            with progress:
-                metrics = runner.test()
-        except ValueError as error:
-            fail(reason(error))
-        if runner.rank == 0:
-            show(metrics, runner.test_evaluator.metrics[-1].measurement, path)
+        measure(cfg, args)
+
+
+def measure(cfg: Config, args: argparse.Namespace) -> None:
+    if args.max_samples is not None:
+        take_some(cfg, args.max_samples)
+    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    name = f'{Path(args.checkpoint).stem}_{args.split}.json'
+    path = Path(args.out or Path(cfg.work_dir) / 'stiffness' / name)
+    progress = Progress(
+        TextColumn('{task.description}'),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn('left:'),
+        TimeRemainingColumn(),
+        disable=runner.rank != 0,
+    )
+    hook = CommandLineHook(
+        path, args.split, progress, figures=not args.no_figures, **recording(args)
+    )
+    runner.register_hook(hook)
+    try:
+        with progress:
+            metrics = runner.test()
+    except ValueError as error:
+        fail(reason(error))
+    if runner.rank == 0:
+        show(metrics, runner.test_evaluator.metrics[-1].measurement, path)
 
 
 def show(metrics: dict, measurement, path: Path) -> None:
