@@ -4,6 +4,7 @@ import pytest
 import torch
 import torchvision
 from mmengine.config import Config
+from mmengine.registry import init_default_scope
 from torch import nn
 
 from mmstepnet.models import ResidualStep, StepNetAdaptor, StepResNet
@@ -274,6 +275,7 @@ def test_init_weights(depth, zero_init):
 def test_an_enclosing_kaiming_pass_leaves_the_adaptors_alone():
     """mmpretrain's classifiers initialise their children's layers with a pass of their own."""
     classifier_cls = pytest.importorskip('mmpretrain.models').ImageClassifier
+    init_default_scope('mmpretrain')
     classifier = classifier_cls(
         backbone=dict(type='mmstepnet.StepResNet', depth=18, plugins=[ADAPTOR], norm_eval=False),
         neck=dict(type='GlobalAveragePooling'),
