@@ -1,9 +1,9 @@
 r"""What a trained attention layer measures and what it spreads.
 
-*Towards understanding how attention works: self-attention as a learned pseudo-metric and an
-information propagation*, https://arxiv.org/abs/2412.18288, takes attention apart into a similarity
-of tokens and a propagation of their values by it. Here the similarity is turned into the squared
-distance that it implies, so that any kernel can be asked how much of a metric it is.
+Ruan, Zhang: Towards understanding how attention mechanism works in deep learning, 2024,
+https://arxiv.org/abs/2412.18288, takes attention apart into a similarity of tokens and a
+propagation of their values by it. Here the similarity is turned into the squared distance that it
+implies, so that any kernel can be asked how much of a metric it is.
 """
 
 from collections.abc import Sequence

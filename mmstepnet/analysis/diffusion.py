@@ -1,7 +1,7 @@
 r"""One attention step as a step of diffusion on the manifold that the tokens lie on.
 
-Theorem 3 of *Towards understanding how attention works: self-attention as a learned pseudo-metric
-and an information propagation*, https://arxiv.org/abs/2412.18288, derived anew: points
+Theorem 3 of Ruan, Zhang: Towards understanding how attention mechanism works in deep learning,
+2024, https://arxiv.org/abs/2412.18288, derived anew: points
 :math:`x_j` with density p on a manifold without border, weights
 :math:`\mathrm{softmax}_j(-\|x_i - x_j\|^2 / 2\varepsilon)`, values h. For many points
 

@@ -1,7 +1,7 @@
 """Two moons: how fast, how well and how reliably attention alone classifies sets of points.
 
-The experiment of *Towards understanding how attention works: self-attention as a learned
-pseudo-metric and an information propagation*, https://arxiv.org/abs/2412.18288.
+The experiment of Ruan, Zhang: Towards understanding how attention mechanism works in deep
+learning, 2024, https://arxiv.org/abs/2412.18288.
 """
 
 from dataclasses import dataclass

@@ -312,8 +312,9 @@ def _ranges(indices: Sequence[int]) -> str:
     return ','.join(f'{a}' if a == b else f'{a}-{b}' for a, b in ranges)
 
 
-# Hours are estimates from multiply-adds, for one GPU that does 10 TFLOP/s in single precision, a
-# third of that on small pictures. Finished runs take their place.
+# Hours are estimates: from multiply-adds, for one GPU that does 10 TFLOP/s in single precision, a
+# third of that on small pictures; for COCO what 1x trainings of such detectors usually take. Times
+# of finished runs take their place.
 TABLES = {
     'table1': PaperTable(
         title='Table 1: ResNet-164, top-1 accuracy',

@@ -2,8 +2,7 @@
 Perspective* (ICCV 2023, https://arxiv.org/abs/2308.09939), to stand beside one's own.
 
 Accuracies are top-1 in percent, mean and standard deviation over five seeds; parameters are in
-millions. ``NAME[method][column]``, with methods as config files name
-them.
+millions. ``NAME[method][column]``, with methods as config files name them.
 """
 
 # Table 1, ResNet-164: parameters and accuracy.

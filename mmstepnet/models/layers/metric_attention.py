@@ -1,7 +1,7 @@
 """Self-attention whose scores are distances under a learned map, and its relatives.
 
-*Towards understanding how attention works: self-attention as a learned pseudo-metric and an
-information propagation*, https://arxiv.org/abs/2412.18288.
+Ruan, Zhang: Towards understanding how attention mechanism works in deep learning, 2024,
+https://arxiv.org/abs/2412.18288.
 """
 
 import math

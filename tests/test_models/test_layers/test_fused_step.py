@@ -106,11 +106,9 @@ def test_forward_is_bit_equal(norm):
 
 
 @pytest.mark.parametrize(
-    'trained', itertools.product([True, False], [True, False], [True, False], [True, False])
+    'trained', [flags for flags in itertools.product([True, False], repeat=4) if any(flags)]
 )
 def test_only_what_is_trained_gets_a_gradient(trained):
-    if not any(trained):
-        pytest.skip('nothing to train')
     step, layer = make()
     x, y = maps()
     leaves = ([x], [y], list(step.parameters()), list(layer.parameters()))
