@@ -15,4 +15,10 @@ TRANSFORMS = root.Registry('transform', parent=root.TRANSFORMS, locations=['mmst
 VISUALIZERS = root.Registry(
     'visualizer', parent=root.VISUALIZERS, locations=['mmstepnet.visualization']
 )
+RUNNERS = root.Registry(
+    'runner',
+    parent=root.RUNNERS,
+    build_func=root.build_runner_from_cfg,
+    locations=['mmstepnet.engine.runner'],
+)
 FUNCTIONS = root.Registry('function', parent=root.FUNCTIONS, locations=['mmstepnet.engine.hooks'])
