@@ -55,6 +55,7 @@ def test_metafiles_list_every_config_of_their_folders():
 
 def detection_batch():
     from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
     from mmengine.structures import InstanceData
 
     inputs, samples = [], []
@@ -65,7 +66,11 @@ def detection_batch():
             dict(img_shape=size, ori_shape=size, pad_shape=size, scale_factor=(1.0, 1.0), img_id=0)
         )
         boxes = torch.tensor([[4.0, 4.0, 40.0, 40.0]])
-        sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.zeros(1, dtype=torch.long))
+        mask = np.zeros((1, *size), np.uint8)
+        mask[:, 4:40, 4:40] = 1
+        sample.gt_instances = InstanceData(
+            bboxes=boxes, labels=torch.zeros(1, dtype=torch.long), masks=BitmapMasks(mask, *size)
+        )
         sample.ignored_instances = InstanceData(
             bboxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.long)
         )

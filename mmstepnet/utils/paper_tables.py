@@ -1,4 +1,4 @@
-"""The tables of the StepNet paper, and two small ones, as runs of ``tools/reproduce.py``.
+"""The tables of the StepNet paper, and small ones for CPUs, as runs of ``tools/reproduce.py``.
 
 Every cell of a table is a config under ``configs/``. Runs of one cell with several seeds lie in
 ``WORK_DIR/GROUP/COLUMN/METHOD/seedN``, and tables of one group share them: what table 1 has trained
@@ -50,6 +50,7 @@ _COCO = {
     'AP medium': 'coco/bbox_mAP_m',
     'AP large': 'coco/bbox_mAP_l',
 }
+_SMALL_DETECTION = {label: _COCO[label] for label in ('AP', 'AP50', 'AP75')}
 
 
 # MMEngine's configs and registries are not made for threads.
@@ -190,7 +191,8 @@ class PaperTable:
             'seeds',
         ]
         if self._several:
-            header += [f'{label} (paper)' for label in self.metrics]
+            paper = ' (paper)' if self.published else ''
+            header += [f'{label}{paper}' for label in self.metrics]
         else:
             header += ['last (%)', 'best (%)', *(['paper (%)'] if self.published else [])]
         table = Table([*header, 'TNS'])
@@ -222,8 +224,9 @@ class PaperTable:
             row.append(f'{paper["parameters"]:.2f}')
         row.append(str(len(cell)))
         if self._several:
-            for label, theirs in zip(self.metrics, paper['ap'], strict=True):
-                row.append(f'{spread([m[label] for m in cell], 1)} ({theirs:.1f})')
+            theirs = [f' ({ap:.1f})' for ap in paper['ap']] if paper else [''] * len(self.metrics)
+            for label, published_ap in zip(self.metrics, theirs, strict=True):
+                row.append(spread([m[label] for m in cell], 1) + published_ap)
         else:
             row += [spread([m[name] for m in cell]) for name in ('last', 'best')]
             if self.published:
@@ -391,5 +394,30 @@ TABLES = {
         seeds=3,
         jobs=2,
         correlate=True,
+    ),
+    'digits-detection': PaperTable(
+        title='Handwritten digits on 128x128 pages: Faster R-CNN with ResNet-18 from scratch, AP',
+        group='detection',
+        config='{column}/faster_rcnn_r18_{method}_{column}.py',
+        methods={method: LABELS[method] for method in published.TABLE3},
+        columns={'digits': 'digits'},
+        batch_size=8,
+        metrics=_SMALL_DETECTION,
+        scale=100,
+        seeds=3,
+        jobs=2,
+        correlate=True,
+    ),
+    'bccd': PaperTable(
+        title='Blood cells (BCCD): Faster R-CNN with ResNet-18 from scratch, AP',
+        group='detection',
+        config='{column}/faster_rcnn_r18_{method}_{column}.py',
+        methods={method: LABELS[method] for method in ('org', 'stepnet')},
+        columns={'bccd': 'BCCD'},
+        batch_size=8,
+        metrics=_SMALL_DETECTION,
+        scale=100,
+        seeds=3,
+        jobs=2,
     ),
 }

@@ -28,7 +28,7 @@ def test_counts_of_runs():
     sizes = {name: len(t.methods) * len(t.columns) for name, t in TABLES.items()}
     assert sizes == {
         'table1': 27, 'table2': 16, 'table3': 10, 'table4': 27, 'vit': 6, 'digits': 12,
-        'cifar10-mini': 5,
+        'cifar10-mini': 5, 'digits-detection': 5, 'bccd': 2,
     }  # fmt: skip
 
 
@@ -152,6 +152,25 @@ def test_detection_shows_every_average_precision(tmp_path, monkeypatch):
     assert printed.rows == [
         ['ResNet-50', 'StepNet', '41.70', '1', '39.8 (39.8)', '39.8 (61.2)', '39.8 (41.9)',
          '39.8 (23.8)', '39.8 (43.1)', '39.8 (51.0)', '-']
+    ]  # fmt: skip
+
+
+def test_small_detection_tables_have_no_paper_beside_them(tmp_path, monkeypatch):
+    table = TABLES['bccd']
+    values = {'coco/bbox_mAP': 0.55, 'coco/bbox_mAP_50': 0.88, 'coco/bbox_mAP_75': 0.6}
+    monkeypatch.setattr(paper_tables, 'train', lambda run, *_: [
+        {'step': 12, **{k: v + run.seed / 100 for k, v in values.items()}, 'stiffness/tns': 0.25}
+    ])  # fmt: skip
+    monkeypatch.setattr(paper_tables, 'count_parameters', lambda config: 12_000_000)
+    runs = table.runs(tmp_path, ['bccd'], ['org'], seeds=3)
+    results = [result(run, table.execute(run, 0)) for run in runs]
+    (printed,) = table.tables(results, ['bccd'], ['org', 'stepnet']).values()
+    assert printed.header == [
+        '', 'method', 'parameters (M)', 'seeds', 'AP', 'AP50', 'AP75', 'TNS'
+    ]  # fmt: skip
+    assert printed.rows == [
+        ['BCCD', 'Org', '12.00', '3', '56.0 ± 1.0', '89.0 ± 1.0', '61.0 ± 1.0', '0.2500 ± 0.0000'],
+        ['BCCD', 'StepNet', '-', '0', '-', '-', '-', '-'],
     ]  # fmt: skip
 
 
