@@ -3,6 +3,7 @@
 Standard library alone: ``tools/install.py`` reads this file before anything is installed.
 """
 
+import importlib.metadata
 import importlib.util
 import re
 import runpy
@@ -18,6 +19,14 @@ SUPPORTED = {
     'mmcv': ('2.1.0', '2.4', '--no-build-isolation mmcv==2.1.0'),
     'mmdet': ('3.3.0', '3.6', 'mmdet==3.3.0'),
     'mmpretrain': ('1.2.0', '1.4', 'mmpretrain==1.2.0'),
+}
+
+# What pip installs where a module comes from its fork: the upstream package would overwrite it.
+FORKS = {
+    'mmengine': 'onedl-mmengine==0.10.12',
+    'mmcv': '--no-build-isolation onedl-mmcv==2.3.6',
+    'mmdet': 'onedl-mmdetection==3.5.1',
+    'mmpretrain': 'onedl-mmpretrain==1.3.6',
 }
 
 
@@ -54,6 +63,26 @@ def installed_version(module):
     return runpy.run_path(str(version_file)).get('__version__')
 
 
+def tried_arguments(module, arguments):
+    """pip's arguments for the version of a module that this package was tried with.
+
+    Args:
+        module (str): Name of a top-level module.
+        arguments (str): Those of the upstream package.
+
+    Returns:
+        str: Those of the module's fork where the fork is installed, or else ``arguments``.
+    """
+    fork = FORKS.get(module)
+    if fork:
+        try:
+            importlib.metadata.version(fork.split()[-1].partition('==')[0])
+            return fork
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return arguments
+
+
 def check_versions(supported=None):
     """Refuses modules that are too old and warns of those that are newer than any tried.
 
@@ -67,17 +96,17 @@ def check_versions(supported=None):
     Raises:
         ImportError: A module is below its floor. The message holds the pip command that mends it.
     """
-    for module, (floor, ceiling, pip_arguments) in (supported or SUPPORTED).items():
+    for module, (floor, ceiling, upstream) in (supported or SUPPORTED).items():
         version = installed_version(module)
         if version is None:
             continue
         if release(version) < release(floor):
             raise ImportError(
                 f'mmstepnet needs {module} >= {floor}, found {version}. '
-                f'Install it by: pip install {pip_arguments}'
+                f'Install it by: pip install {tried_arguments(module, upstream)}'
             )
         if release(version) >= release(ceiling):
             warnings.warn(
                 f'mmstepnet has not been tried with {module} {version}, only with versions below '
-                f'{ceiling}. If something fails: pip install {pip_arguments}'
+                f'{ceiling}. If something fails: pip install {tried_arguments(module, upstream)}'
             )

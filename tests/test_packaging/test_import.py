@@ -1,5 +1,6 @@
 """What ``import mmstepnet`` does: versions, configs, and checkpoints for the safe loader."""
 
+import importlib.metadata
 import io
 import pickle
 import subprocess
@@ -19,6 +20,8 @@ from mmstepnet.utils import compat
 from mmstepnet.utils.safe_globals import allow_mmengine_checkpoints, history_buffer_method
 
 ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.smoke
 
 
 def test_import_is_light():
@@ -90,6 +93,30 @@ class TestVersions:
     def test_newer_than_tried_warns_only(self):
         with pytest.warns(UserWarning, match='not been tried with torch'):
             compat.check_versions({'torch': ('1.0', '2.0', 'torch==1.9')})
+
+    def test_pip_arguments_are_those_of_the_requirement_files(self):
+        def lines(name):
+            text = (ROOT / 'requirements' / name).read_text()
+            return {line for line in text.splitlines() if not line.startswith('#')}
+
+        upstream = {k: arguments for k, (*_, arguments) in compat.SUPPORTED.items() if k != 'torch'}
+        for table, name in ((upstream, 'mminstall.txt'), (compat.FORKS, 'mminstall_onedl.txt')):
+            assert {arguments.split()[-1] for arguments in table.values()} == lines(name)
+        assert upstream.keys() == compat.FORKS.keys()
+
+    def test_a_fork_is_mended_by_the_fork(self, monkeypatch):
+        def version(name):
+            if name != 'onedl-mmcv':
+                raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(importlib.metadata, 'version', version)
+        monkeypatch.setattr(compat, 'installed_version', lambda module: '1.0')
+        table = {'mmcv': ('2.0', '3', 'mmcv==2.1'), 'mmdet': ('2.0', '3', 'mmdet==3.3')}
+        with pytest.raises(ImportError, match=r'install --no-build-isolation onedl-mmcv==2\.3\.6$'):
+            compat.check_versions(table)
+        del table['mmcv']
+        with pytest.raises(ImportError, match=r'install mmdet==3\.3$'):
+            compat.check_versions(table)
 
     def test_what_is_installed_here_is_supported(self):
         with warnings.catch_warnings():
