@@ -149,8 +149,9 @@ class FusedStep(torch.autograd.Function):
             f, mean, inverse_deviation = batch_norm(residual, norm)
         # The gate keeps a graph of its own, of (N, C) tensors. Hooks that pack saved tensors, those
         # of activation checkpointing among them, must not take it apart: it is needed within
-        # another backward pass than theirs.
-        with torch.enable_grad(), saved_tensors_hooks(lambda x: x, lambda x: x):
+        # another backward pass than theirs. Detached, since an operation that saves its own output
+        # would otherwise own itself and never be freed.
+        with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, lambda x: x):
             means = [
                 spatial_mean(x).requires_grad_() if used else None
                 for x, used in zip((identity, f), step_size.means, strict=True)

@@ -1,6 +1,7 @@
 """The fused step against single operations (the plain path) and finite differences."""
 
 import copy
+import gc
 import itertools
 from contextlib import nullcontext
 
@@ -183,6 +184,23 @@ def test_keeps_the_norms_input_and_the_output_only():
 
 
 # Where single operations are needed ---------------------------------------------------------------
+
+
+def live_tensors():
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize('step_size', STEP_SIZES)
+def test_nothing_of_a_pass_outlives_it(step_size):
+    step, norm = make(step_size)
+    x, y = maps()
+    run(step, norm, x, y)
+    before = live_tensors()
+    for _ in range(3):
+        run(step, norm, x, y)
+    # A graph that owns itself is out of the garbage collector's sight, but its tensors aren't.
+    assert live_tensors() == before
 
 
 def test_second_derivatives_are_refused_and_the_way_out_works():
