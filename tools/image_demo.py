@@ -24,6 +24,7 @@ from mmstepnet.utils.command_line import (
     fail,
     load_config,
     make_folder,
+    usable_device,
 )
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.ppm', '.tif', '.tiff', '.webp')
@@ -41,7 +42,9 @@ def parse_args() -> argparse.Namespace:
         '--score-thr', type=float, default=0.3, help='least score of a drawn box (default: 0.3)'
     )
     parser.add_argument('--batch-size', type=int, default=1, help='pictures at once (default: 1)')
-    parser.add_argument('--device', help='cpu, cuda:0, ... (default: a GPU where there is one)')
+    parser.add_argument(
+        '--device', type=usable_device, help='cpu, cuda:0, ... (default: a GPU where there is one)'
+    )
     parser.add_argument(
         '--cfg-options',
         nargs='+',

@@ -1,5 +1,6 @@
 """What the command line tools share: reading a config, and ending with one line on bad input."""
 
+import argparse
 import copy
 import os
 import sys
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 from mmengine.config import Config, DictAction
 from mmengine.registry import MODELS, init_default_scope
 
@@ -47,6 +49,21 @@ def reason(error: BaseException) -> str:
     """An exception's message on one line (a ``KeyError``'s without the quotes around it)."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     return ' '.join(str(text).split()) or type(error).__name__
+
+
+def usable_device(name: str) -> str:
+    """The ``type`` of an argument ``--device``: ``cpu``, ``cuda``, ``cuda:1``, if it is there.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not; says which are.
+    """
+    there = ['cpu']
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator().type
+        there += [kind, *(f'{kind}:{i}' for i in range(torch.accelerator.device_count()))]
+    if name not in there:
+        raise argparse.ArgumentTypeError(f'no {name} on this machine; it has {", ".join(there)}')
+    return name
 
 
 class SettingsAction(DictAction):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from mmstepnet.models import StepResNet, switch_to_deploy
+from mmstepnet.utils.command_line import usable_device
 from mmstepnet.visualization.figures import COLORS, GREY, new_figure, save_figure, styled
 
 BASELINE = 'org'
@@ -298,7 +299,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--rounds', type=int, default=7, help='that count')
     parser.add_argument('--warm-up', type=int, default=1, help='rounds that do not count')
     parser.add_argument('--threads', type=int, default=torch.get_num_threads())
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument(
+        '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'
+    )
     parser.add_argument(
         '--clock',
         default='wall',

@@ -16,6 +16,7 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
 from mmstepnet.models.layers import MetricAttention
+from mmstepnet.utils.command_line import usable_device
 from mmstepnet.utils.experiments import Table
 
 
@@ -23,7 +24,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--tokens', type=int, default=196)
     parser.add_argument('--rounds', type=int, default=21)
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument(
+        '--device', type=usable_device, default='cuda' if torch.cuda.is_available() else 'cpu'
+    )
     return parser.parse_args()
 
 

@@ -15,6 +15,7 @@ import torch
 from mmstepnet.evaluation.metrics import StiffnessMetric
 from mmstepnet.models.backbones import StepResNet
 from mmstepnet.stiffness import stiffness_degree, total_neural_stiffness
+from mmstepnet.utils.command_line import usable_device
 
 
 def parse_args(argv=None) -> argparse.Namespace:
@@ -34,7 +35,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     hook.add_argument('--size', type=int, default=224, help='height and width (default: 224)')
     hook.add_argument('--step', choices=('attention', 'unit'), default='attention')
     hook.add_argument('--step-size', default='StepNetAdaptor', help="a step size's class, or none")
-    hook.add_argument('--device', default='cpu')
+    hook.add_argument('--device', type=usable_device, default='cpu')
     return parser.parse_args(argv)
 
 

@@ -1,0 +1,24 @@
+import argparse
+
+import pytest
+import torch
+
+from mmstepnet.utils.command_line import usable_device
+
+
+def test_devices_of_a_machine_without_gpu(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, 'is_available', lambda: False)
+    assert usable_device('cpu') == 'cpu'
+    for name in ('cuda:7', 'cuda', 'quark'):
+        with pytest.raises(argparse.ArgumentTypeError) as error:
+            usable_device(name)
+        assert str(error.value) == f'no {name} on this machine; it has cpu'
+
+
+def test_devices_of_a_machine_with_two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.accelerator, 'current_accelerator', lambda: torch.device('cuda'))
+    monkeypatch.setattr(torch.accelerator, 'device_count', lambda: 2)
+    assert [usable_device(n) for n in ('cpu', 'cuda', 'cuda:1')] == ['cpu', 'cuda', 'cuda:1']
+    with pytest.raises(argparse.ArgumentTypeError, match=r'no cuda:2 .* cpu, cuda, cuda:0, cuda:1'):
+        usable_device('cuda:2')
