@@ -13,6 +13,7 @@ from mmengine.evaluator import DumpResults
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from mmstepnet.models import switch_to_deploy
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
     SettingsAction,
@@ -158,7 +159,10 @@ def check(cfg: Config) -> None:
     try:
         check_dataset_cfg(cfg, splits=('test',))
         content = ckpt.read_checkpoint(cfg.load_from)
-        ckpt.check_same_network(build_model(cfg), content, cfg.load_from)
+        model = build_model(cfg)
+        if ckpt.is_deployed(content):
+            switch_to_deploy(model.eval())
+        ckpt.check_same_network(model, content, cfg.load_from)
     except (FileNotFoundError, ValueError) as error:
         fail(reason(error))
 
@@ -177,6 +181,8 @@ def main() -> None:
 
 def test(cfg: Config, args: argparse.Namespace) -> None:
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    if ckpt.is_deployed(ckpt.read_checkpoint(cfg.load_from)):
+        switch_to_deploy(runner.model.eval())
     if args.out and args.out_item == 'pred':
         runner.test_evaluator.metrics.append(dump_metric(cfg, args.out))
     metrics = runner.test()

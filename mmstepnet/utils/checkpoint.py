@@ -33,9 +33,29 @@ def read_checkpoint(path: str) -> dict:
         CheckpointError: The file is missing, truncated, holds what the safe loader refuses, or is
             no checkpoint.
     """
+    checkpoint = load_safely(path)
+    weights = state_dict(checkpoint) if isinstance(checkpoint, Mapping) else {}
+    if not weights or not all(isinstance(key, str) for key in weights):
+        raise CheckpointError(
+            f'{path} is not a checkpoint: no state dict in a {type(checkpoint).__name__}'
+        )
+    return checkpoint
+
+
+def load_safely(path: str) -> object:
+    """What :func:`read_checkpoint` loads, whatever it is.
+
+    Raises:
+        CheckpointError: The file is missing, truncated, or holds what the safe loader refuses.
+    """
     path = str(path)
     if '://' in path:
-        return CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        try:
+            return CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        except Exception as error:
+            raise CheckpointError(
+                f'checkpoint {path} can not be loaded: {type(error).__name__}: {reason(error)}'
+            ) from error
     file = Path(path).expanduser()
     if not file.is_file():
         raise CheckpointError(f'checkpoint {path} does not exist')
@@ -47,7 +67,7 @@ def read_checkpoint(path: str) -> dict:
             f'checkpoint {path} is truncated: it ends after {file.stat().st_size} bytes'
         )
     try:
-        checkpoint = torch.load(file, map_location='cpu', weights_only=True, mmap=is_zip)
+        return torch.load(file, map_location='cpu', weights_only=True, mmap=is_zip)
     except Exception as error:
         refused = re.search(r'GLOBAL ([\w.]+\.\w+)', str(error))
         what = (
@@ -56,12 +76,6 @@ def read_checkpoint(path: str) -> dict:
             else 'is not a checkpoint, or is damaged'
         )
         raise CheckpointError(f'{path} {what}') from error
-    weights = state_dict(checkpoint) if isinstance(checkpoint, Mapping) else {}
-    if not weights or not all(isinstance(key, str) for key in weights):
-        raise CheckpointError(
-            f'{path} is not a checkpoint: no state dict in a {type(checkpoint).__name__}'
-        )
-    return checkpoint
 
 
 def state_dict(checkpoint: Mapping) -> OrderedDict:
@@ -75,6 +89,11 @@ def state_dict(checkpoint: Mapping) -> OrderedDict:
     # Versions of the modules, by which they know what to rename.
     weights._metadata = getattr(tensors, '_metadata', OrderedDict())
     return weights
+
+
+def is_deployed(checkpoint: Mapping) -> bool:
+    """Whether ``to_deploy.py`` folded it: it fits a model after ``switch_to_deploy(model)``."""
+    return bool((checkpoint.get('meta') or {}).get('deployed'))
 
 
 def check_same_network(model: torch.nn.Module, checkpoint: Mapping, path: str) -> None:
@@ -91,8 +110,18 @@ def check_same_network(model: torch.nn.Module, checkpoint: Mapping, path: str) -
         raise CheckpointError(
             _other_classes(model, weights, path)
             or f'checkpoint {path} is of another network than the config: '
-            + (_differences(model, weights) or reason(error)[:300])
+            + (differences(model, weights) or reason(error)[:300])
+            + _folded(checkpoint)
         ) from error
+
+
+def _folded(checkpoint: Mapping) -> str:
+    if not is_deployed(checkpoint):
+        return ''
+    return (
+        '. It is folded for deployment, which only tools/test.py loads; take the checkpoint that '
+        'it was made from'
+    )
 
 
 def _other_classes(model: torch.nn.Module, weights: Mapping, path: str) -> str | None:
@@ -127,17 +156,29 @@ def check_same_backbone(model: torch.nn.Module, checkpoint: Mapping, path: str) 
     ours = model.state_dict()
     if not any(key in ours and ours[key].shape == weights[key].shape for key in weights):
         raise CheckpointError(f'checkpoint {path} shares no weight with the model of the config')
-    differences = _differences(model, weights, prefix='backbone.', may_miss='.step.')
-    if differences:
+    found = differences(model, weights, prefix='backbone.', may_miss='.step.')
+    if found:
         raise CheckpointError(
-            f'checkpoint {path} is of another backbone than the config: {differences}. To use a '
-            "part of it, write init_cfg=dict(type='Pretrained', checkpoint=..., prefix=...) instead"
+            f'checkpoint {path} is of another backbone than the config: {found}'
+            + (
+                _folded(checkpoint)
+                or '. To use a part of it, write '
+                "init_cfg=dict(type='Pretrained', checkpoint=..., prefix=...) instead"
+            )
         )
 
 
-def _differences(
+def differences(
     model: torch.nn.Module, weights: Mapping, prefix: str = '', may_miss: str | None = None
 ) -> str:
+    """How many weights differ in name or shape, with an example of each kind; '' where none does.
+
+    Args:
+        model: May be on the meta device.
+        weights: A state dict. Counters of batches don't count.
+        prefix: Only weights whose names start so are looked at.
+        may_miss: Names that contain this may be missing.
+    """
     ours = {key: value for key, value in model.state_dict().items() if key.startswith(prefix)}
     theirs = {key: value for key, value in weights.items() if key.startswith(prefix)}
     counter = 'num_batches_tracked'

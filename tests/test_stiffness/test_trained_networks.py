@@ -63,13 +63,14 @@ def pictures(count):
 )
 def test_plain_module_and_backbone_agree(file, depth):
     from mmstepnet.models import StepResNetCifar
-    from mmstepnet.utils.cifar_resnet import convert_cifar_resnet
+    from mmstepnet.utils.resnet_weights import convert_resnet
 
     state = torch.load(DATA / 'resnet_cifar10' / file, map_location='cpu')['state_dict']
     plain = PlainResNet((depth - 2) // 6).eval()
     plain.load_state_dict({key.removeprefix('module.'): value for key, value in state.items()})
-    converted, arguments = convert_cifar_resnet(dict(state_dict=state))
-    ours = StepResNetCifar(**arguments).eval()
+    converted, backbone = convert_resnet(state)
+    backbone.pop('type')
+    ours = StepResNetCifar(**backbone).eval()
     prefix = 'backbone.'
     ours.load_state_dict(
         {k.removeprefix(prefix): v for k, v in converted.items() if k.startswith(prefix)}

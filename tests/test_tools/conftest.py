@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +99,40 @@ default_hooks = dict(
 """
 
 
+CLASSIFIER = """
+_base_ = ['mmpretrain::_base_/default_runtime.py']
+custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(
+        type='mmstepnet.StepResNet',
+        depth=18,
+        base_channels=8,
+        stem_channels=8,
+        out_indices=(3,),
+        plugins=[dict(cfg=dict(type='mmstepnet.StepNetAdaptor'))],
+    ),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(type='LinearClsHead', num_classes=2, in_channels=64, topk=(1,)),
+)
+data_preprocessor = dict(num_classes=2, mean=[127.0] * 3, std=[60.0] * 3, to_rgb=True)
+pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+train_dataloader = dict(
+    batch_size=4,
+    num_workers=0,
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    dataset=dict(type='CustomDataset', data_root='DATA', pipeline=pipeline),
+)
+val_dataloader = test_dataloader = dict(
+    train_dataloader, sampler=dict(type='DefaultSampler', shuffle=False)
+)
+val_evaluator = test_evaluator = dict(type='Accuracy', topk=1)
+train_cfg = dict(by_epoch=True, max_epochs=3)
+val_cfg = test_cfg = dict()
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.05, momentum=0.9))
+"""
+
+
 def load_tool(name):
     """Import a script of ``tools/`` as a module."""
     if str(TOOLS) not in sys.path:
@@ -161,3 +196,23 @@ def load_tool_fixture():
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
     return Toy(tmp_path_factory.mktemp('tools') / 'toy project')
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    """Dark and light noise, 32x32, in class folders."""
+    cv2 = pytest.importorskip('cv2')
+    root = tmp_path_factory.mktemp('pictures')
+    random = np.random.default_rng(0)
+    for name, offset in (('dark', 0), ('light', 150)):
+        (root / name).mkdir()
+        for index in range(8):
+            picture = random.integers(0, 100, (32, 32, 3)) + offset
+            cv2.imwrite(str(root / name / f'{name}{index}.png'), picture.astype('uint8'))
+    return root
+
+
+@pytest.fixture
+def classifier(pictures):
+    """Text of a config: a small StepNet classifier of these pictures."""
+    return CLASSIFIER.replace('DATA', str(pictures))

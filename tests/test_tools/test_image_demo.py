@@ -1,57 +1,12 @@
 import json
 import sys
 
-import cv2
 import numpy as np
 import pytest
 
 import mmstepnet  # noqa: F401  (lets the safe loader read MMEngine's checkpoints)
 
 pytest.importorskip('mmcv')
-
-CLASSIFIER = """
-_base_ = ['mmpretrain::_base_/default_runtime.py']
-custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(
-        type='mmstepnet.StepResNet',
-        depth=18,
-        base_channels=8,
-        stem_channels=8,
-        out_indices=(3,),
-        plugins=[dict(cfg=dict(type='mmstepnet.StepNetAdaptor'))],
-    ),
-    neck=dict(type='GlobalAveragePooling'),
-    head=dict(type='LinearClsHead', num_classes=2, in_channels=64, topk=(1,)),
-)
-data_preprocessor = dict(num_classes=2, mean=[127.0] * 3, std=[60.0] * 3, to_rgb=True)
-pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
-train_dataloader = dict(
-    batch_size=4,
-    num_workers=0,
-    sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(type='CustomDataset', data_root='DATA', pipeline=pipeline),
-)
-val_dataloader = test_dataloader = dict(train_dataloader, sampler=dict(type='DefaultSampler'))
-val_evaluator = test_evaluator = dict(type='Accuracy', topk=1)
-train_cfg = dict(by_epoch=True, max_epochs=3)
-val_cfg = test_cfg = dict()
-optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.05, momentum=0.9))
-"""
-
-
-@pytest.fixture(scope='module')
-def pictures(tmp_path_factory):
-    """Dark and light noise, 32x32, in class folders."""
-    root = tmp_path_factory.mktemp('pictures')
-    random = np.random.default_rng(0)
-    for name, offset in (('dark', 0), ('light', 150)):
-        (root / name).mkdir()
-        for index in range(8):
-            picture = random.integers(0, 100, (32, 32, 3)) + offset
-            cv2.imwrite(str(root / name / f'{name}{index}.png'), picture.astype('uint8'))
-    return root
 
 
 @pytest.fixture
@@ -86,12 +41,21 @@ def test_unreadable_pictures_are_named(demo, pictures, tmp_path, capsys):
     assert capsys.readouterr().err == f'error: {bad} is not a readable picture\n'
 
 
+def test_a_device_that_is_not_there_is_named(demo, monkeypatch, capsys):
+    monkeypatch.setattr('sys.argv', ['image_demo.py', 'a.png', 'a.py', 'a.pth', '--device', 'gpu'])
+    with pytest.raises(SystemExit, match='2'):
+        demo.parse_args()
+    assert 'argument --device: no gpu on this machine; it has cpu' in capsys.readouterr().err
+
+
 @pytest.mark.slow
-def test_classifier_from_training_to_pictures(toy, load_tool, pictures, tmp_path, monkeypatch):
+def test_classifier_from_training_to_pictures(
+    toy, load_tool, pictures, classifier, tmp_path, monkeypatch
+):
     """Train, test with and without flips, demo, and MMPretrain's own inferencer."""
     pytest.importorskip('mmpretrain')
     config = tmp_path / 'classifier.py'
-    config.write_text(CLASSIFIER.replace('DATA', str(pictures)))
+    config.write_text(classifier)
     monkeypatch.setattr(toy, 'config', config)
     work_dir, out = tmp_path / 'run', tmp_path / 'metrics.json'
     toy.call(monkeypatch, 'train', '--work-dir', work_dir)

@@ -1,12 +1,11 @@
 """Checkpoints that are on the disk either whole or not at all."""
 
-import os
-
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 
 from mmstepnet.registry import HOOKS
+from mmstepnet.utils.publish import write_whole
 
 
 @register_backend('atomic_local')
@@ -19,18 +18,7 @@ class AtomicLocalBackend(LocalBackend):
         Raises:
             OSError: The disk is full, say. Nothing is left of the new file.
         """
-        temporary = f'{filepath}.tmp'
-        os.makedirs(os.path.dirname(temporary) or '.', exist_ok=True)
-        try:
-            with open(temporary, 'wb') as stream:
-                stream.write(obj)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, filepath)
-        except OSError:
-            if os.path.exists(temporary):
-                os.remove(temporary)
-            raise
+        write_whole(obj, filepath)
 
 
 @HOOKS.register_module()
