@@ -2,8 +2,9 @@
 
 ``torch.load`` unpickles nothing but tensors and plain Python types (``weights_only=True``, the
 default since torch 2.6). mmengine writes its message hub into every checkpoint: ``HistoryBuffer``
-objects with numpy arrays inside. Without an entry for them, no run can be resumed. The entries
-below are types that hold numbers; none of them runs code of the file's choice.
+objects with numpy arrays inside. Its one-cycle schedule writes the function that it anneals by.
+Without an entry for them, no such run can be resumed. The entries below are types that hold numbers
+and a few named functions; none of them runs code of the file's choice.
 """
 
 import codecs
@@ -16,14 +17,20 @@ from mmengine.logging import HistoryBuffer
 # numpy's type codes: bool, integers, floats, complex numbers, bytes and strings.
 _DTYPES = '?bhilqBHILQefdFDSU'
 _STATISTICS = ('min', 'max', 'current', 'mean')
+_ANNEALING = ('_annealing_cos', '_annealing_linear')
 
 
-def history_buffer_method(owner, name):
-    """Stands in for ``getattr``, by which a pickled ``HistoryBuffer`` names its own methods.
+class OneCycle:
+    """Stands in for MMEngine's ``OneCycleParamScheduler``, whose module is slow to import."""
+
+
+def method(owner, name):
+    """Stands in for ``getattr``, by which pickled objects name methods that they hold.
 
     Args:
-        owner (type): Must be ``HistoryBuffer``.
-        name (str): One of its statistics: ``'min'``, ``'max'``, ``'current'``, ``'mean'``.
+        owner (type): ``HistoryBuffer``, or ``OneCycle`` for the one-cycle schedule.
+        name (str): A statistic (``'min'``, ``'max'``, ``'current'``, ``'mean'``), or the way of
+            annealing.
 
     Returns:
         Callable: The method.
@@ -32,12 +39,17 @@ def history_buffer_method(owner, name):
         pickle.UnpicklingError: Anything else is asked for. The general ``getattr`` would let a
             crafted file walk from an allowed object to one that is not.
     """
-    if owner is not HistoryBuffer or name not in _STATISTICS:
-        raise pickle.UnpicklingError(
-            f'checkpoint asks for attribute {name!r} of {owner!r}; only the statistics '
-            f'{", ".join(_STATISTICS)} of HistoryBuffer may be looked up'
-        )
-    return getattr(HistoryBuffer, name)
+    if owner is HistoryBuffer and name in _STATISTICS:
+        return getattr(HistoryBuffer, name)
+    if owner is OneCycle and name in _ANNEALING:
+        from mmengine.optim import OneCycleParamScheduler
+
+        return getattr(OneCycleParamScheduler, name)
+    raise pickle.UnpicklingError(
+        f'checkpoint asks for attribute {name!r} of {owner!r}; only the statistics '
+        f'{", ".join(_STATISTICS)} of HistoryBuffer and the annealing of the one-cycle schedule '
+        'may be looked up'
+    )
 
 
 def allow_mmengine_checkpoints():
@@ -49,10 +61,12 @@ def allow_mmengine_checkpoints():
     scalar = np.float64(0).__reduce__()[0]
     allowed = [HistoryBuffer, np.ndarray, np.dtype, codecs.encode]
     allowed += [type(np.dtype(code)) for code in _DTYPES]
+    # Named, since a `safe_globals` block ends by taking its entries off the list, also where they
+    # were there before. The forks' loader has such a block with these types, but without names.
+    allowed = [(item, f'{item.__module__}.{item.__qualname__}') for item in allowed]
     # numpy 2 moved these functions; a file names them as the numpy that wrote it did.
     for module in ('numpy._core.multiarray', 'numpy.core.multiarray'):
         allowed += [(reconstruct, f'{module}._reconstruct'), (scalar, f'{module}.scalar')]
-    allowed += [
-        (history_buffer_method, f'{module}.getattr') for module in ('builtins', '__builtin__')
-    ]
+    allowed += [(method, f'{module}.getattr') for module in ('builtins', '__builtin__')]
+    allowed.append((OneCycle, 'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler'))
     torch.serialization.add_safe_globals(allowed)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -15,9 +16,11 @@ from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.hub import get_config
 from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.optim import OneCycleParamScheduler
+from mmengine.registry import PARAM_SCHEDULERS
 
 from mmstepnet.utils import compat
-from mmstepnet.utils.safe_globals import allow_mmengine_checkpoints, history_buffer_method
+from mmstepnet.utils.safe_globals import allow_mmengine_checkpoints, method
 
 ROOT = Path(__file__).parents[2]
 
@@ -204,6 +207,14 @@ class TestSafeLoader:
         (loaded,) = torch.load(io.BytesIO(content), weights_only=True)
         np.testing.assert_array_equal(loaded, np.arange(3))
 
+    def test_a_block_of_someone_elses_takes_nothing_away(self):
+        entries = [HistoryBuffer, np.ndarray, np.dtype, type(np.dtype('f8')), getattr]
+        with torch.serialization.safe_globals(entries):
+            pass
+        loaded = self.through_file([HistoryBuffer([3.0], [1]), np.ones(2)])
+        assert loaded[0].mean() == 3.0
+        np.testing.assert_array_equal(loaded[1], np.ones(2))
+
     def test_stays_on(self):
         class Anything:
             def __reduce__(self):
@@ -217,7 +228,12 @@ class TestSafeLoader:
 
     @pytest.mark.parametrize(
         ('owner', 'name'),
-        [(HistoryBuffer, '__init__'), (HistoryBuffer, '__class__'), (np.ndarray, 'tofile')],
+        [
+            (HistoryBuffer, '__init__'),
+            (HistoryBuffer, '__class__'),
+            (np.ndarray, 'tofile'),
+            (OneCycleParamScheduler, 'load_state_dict'),
+        ],
     )
     def test_getattr_reaches_statistics_alone(self, owner, name):
         class Walk:
@@ -229,7 +245,25 @@ class TestSafeLoader:
         file.seek(0)
         with pytest.raises(pickle.UnpicklingError, match='only the statistics'):
             torch.load(file)
-        assert history_buffer_method(HistoryBuffer, 'mean') is HistoryBuffer.mean
+        assert method(HistoryBuffer, 'mean') is HistoryBuffer.mean
+
+    @pytest.mark.parametrize('name', sorted(PARAM_SCHEDULERS.module_dict))
+    def test_every_schedule_is_read(self, name):
+        arguments = {
+            'OneCycle': dict(eta_max=0.1, total_steps=9),
+            'Step': dict(step_size=2),
+            'MultiStep': dict(milestones=[2]),
+            'Exponential': dict(gamma=0.9),
+            'CosineAnnealing': dict(T_max=5),
+            'CosineRestart': dict(periods=[2, 3], restart_weights=[1, 0.5], eta_min=0.0),
+            'ReduceOnPlateau': dict(monitor='loss'),
+        }.get(re.sub('(LR|Momentum|ParamScheduler)$', '', name), {})
+        if name.endswith('ParamScheduler'):
+            arguments = dict(arguments, param_name='lr')
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+        state = PARAM_SCHEDULERS.get(name)(optimizer, **arguments).state_dict()
+        assert self.through_file(state) == state
 
     def test_twice_changes_nothing(self):
         before = len(torch.serialization.get_safe_globals())
