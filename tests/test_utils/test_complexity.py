@@ -1,0 +1,189 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mmstepnet.models import StepResNetCifar
+from mmstepnet.utils.command_line import build_model, load_config
+from mmstepnet.utils.complexity import measure_complexity
+
+STEP_SIZES = [
+    *({'type': kind} for kind in ('SqueezeExcitation', 'ECA', 'CBAM', 'SRM', 'FCA', 'SEM', 'IE')),
+    *({'type': kind} for kind in ('DIA', 'StepNetAdaptor')),
+    {'type': 'SGE', 'groups': 4},
+    *({'type': 'StepNetAblation', 'variant': variant} for variant in 'abcd'),
+]
+
+
+class Classifier(nn.Module):
+    """ResNet-8 with shortcuts of option A, and a linear layer."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.backbone = StepResNetCifar(depth=8, block='basic', shortcut='pad', **kwargs)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(self.backbone(x)[-1].mean((2, 3)))
+
+
+def network(step_size=None, **kwargs):
+    if step_size is not None:
+        cfg = dict(step_size, type=f'mmstepnet.{step_size["type"]}')
+        kwargs['plugins'] = [dict(cfg=cfg)]
+    return Classifier(**kwargs)
+
+
+def hand_count(side, step_sizes):
+    """FLOPs of :class:`Classifier`, one block a stage, with StepNet's adaptors or without; and the
+    adaptors' part."""
+    width = 16
+    total = 3 * 9 * width * side**2 + 2 * width * side**2
+    adaptors = 0
+    for stage, out in enumerate((16, 32, 64)):
+        side = side // 2 if stage else side
+        size = out * side**2
+        total += 9 * width * size + 9 * out * size
+        total += 2 * (2 * size)  # two norms: a product and a sum an element
+        total += size  # identity + residual, with dt a multiply-add
+        if step_sizes:
+            # Two means over maps. Per channel: coarse next state, two products and sums (onto 0),
+            # the norm, IE, the sigmoid.
+            adaptors += 2 * size + out * (1 + 2 + 2 + 2 + 1 + 1)
+        width = out
+    total += width * side**2 + width * 10  # the head: mean and linear layer
+    return total + adaptors, adaptors
+
+
+@pytest.mark.parametrize('side', (8, 12))
+def test_flops_of_a_small_network_by_hand(side):
+    result = measure_complexity(network(dict(type='StepNetAdaptor')), side, side)
+    total, adaptors = hand_count(side, step_sizes=True)
+    assert result.flops == total
+    assert result.step_sizes['StepNetAdaptor'].flops == adaptors
+    assert result.step_sizes['StepNetAdaptor'].parameters == 6 * (16 + 32 + 64)
+    assert result.step_sizes['StepNetAdaptor'].modules == 3
+    assert result.parts['head'].flops == 64 * 10
+    assert result.parts['backbone'].flops == total - 64 * 10 - 64 * (side // 4) ** 2
+    assert result.parts[''].flops == 64 * (side // 4) ** 2  # the mean in the network's own forward
+    plain = measure_complexity(network(), side, side)
+    assert plain.flops == hand_count(side, step_sizes=False)[0]
+    assert plain.step_sizes == {}
+
+
+def test_resnet50_has_the_published_number():
+    torchvision = pytest.importorskip('torchvision')
+    result = measure_complexity(torchvision.models.resnet50(), 224, 224)
+    # Convolutions and linear layer: 4.09 G in torchvision's own table of models.
+    layers = 4_089_184_256
+    # Elements of the maps that are normalised, and of those that are summed.
+    maps = 64 * 112**2
+    sums = 0
+    shape = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))
+    for width, side, blocks in shape:
+        first_side = side if width == 64 else 2 * side
+        maps += width * first_side**2 + (blocks - 1) * width * side**2  # first norm of a block
+        maps += blocks * (width + 4 * width) * side**2 + 4 * width * side**2  # and the shortcut's
+        sums += blocks * 4 * width * side**2
+    assert result.flops == layers + 2 * maps + sums + 2048 * 49
+    assert result.parameters == 25_557_032
+    assert result.unknown == {}
+
+
+@pytest.mark.parametrize('step_size', STEP_SIZES, ids=lambda cfg: ' '.join(map(str, cfg.values())))
+def test_share_of_every_step_size(step_size):
+    result = measure_complexity(network(step_size), 8, 8)
+    plain = measure_complexity(network(), 8, 8)
+    (share,) = result.step_sizes.values()
+    assert (share.kind, share.modules) == (step_size['type'], 3)
+    # What the step sizes cost is what the network costs more: with dt the sum is a multiply-add.
+    assert share.parameters == result.parameters - plain.parameters > 0
+    assert share.flops == result.flops - plain.flops > 0
+    assert result.unknown == {}
+
+
+def test_iebn_counts_with_its_norm():
+    result = measure_complexity(network(norm_cfg=dict(type='mmstepnet.IEBN')), 8, 8)
+    plain = measure_complexity(network(), 8, 8)
+    share = result.step_sizes['IEBN']
+    channels = 16 + 2 * (16 + 32 + 64)
+    assert (share.modules, share.parameters) == (7, 4 * channels)
+    assert result.parameters - plain.parameters == 2 * channels
+    assert list(result.step_sizes) == ['IEBN']
+
+
+@pytest.fixture
+def digits_detector():
+    pytest.importorskip('mmdet')
+    config = Path(__file__).parents[2] / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
+    return build_model(load_config(config))
+
+
+def test_a_detector_costs_the_same_whatever_its_weights(digits_detector):
+    costs = []
+    for scale in (1.0, 100.0):
+        for parameter in digits_detector.parameters():
+            parameter.data.mul_(scale)
+        costs.append(measure_complexity(digits_detector, 64, 64))
+    assert costs[0] == costs[1]
+    assert costs[0].unknown == {}
+
+
+def test_second_stage_gets_all_proposals(digits_detector):
+    few = measure_complexity(digits_detector, 60, 64)
+    assert (few.proposals, few.input_shape) == (100, (3, 64, 64))
+    # 100 regions of 64 x 7 x 7, two hidden layers of 256, 11 classes, 4 coordinates of 10 classes.
+    # 16 numbers a region say which level it is taken from (fewer than 20 operations each).
+    layers = 64 * 49 * 256 + 256 * 256 + 256 * 11 + 256 * 40
+    assert 0 <= few.parts['roi_head'].flops - 100 * layers < 100 * 20
+    # Per position of the four levels, strides 4 to 32: a 3x3 convolution, two 1x1 for the two
+    # anchors' scores and boxes.
+    positions = sum((64 // stride) ** 2 for stride in (4, 8, 16, 32))
+    assert few.parts['rpn_head'].flops == positions * (9 * 64 * 64 + 64 * 2 + 64 * 8)
+    digits_detector.test_cfg.rpn.max_per_img = 200
+    many = measure_complexity(digits_detector, 60, 64)
+    assert many.parts['roi_head'].flops == 2 * few.parts['roi_head'].flops
+    assert many.parts['backbone'] == few.parts['backbone']
+
+
+class Attention(nn.Module):
+    def __init__(self, fused):
+        super().__init__()
+        self.fused = fused
+
+    def forward(self, x):
+        x = x.flatten(2)
+        if self.fused:
+            return F.scaled_dot_product_attention(x, x, x)
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+def test_fused_attention_counts_as_its_steps():
+    # 3 queries and keys of 20 numbers: scores, softmax, weighted sum.
+    for fused in (False, True):
+        assert measure_complexity(Attention(fused), 4, 5).flops == 3 * 3 * (20 + 3 + 20)
+
+
+class Bessel(nn.Module):
+    def forward(self, x):
+        return torch.special.i0(x) + 1
+
+
+def test_unknown_operators_are_named():
+    result = measure_complexity(Bessel(), 2, 2)
+    assert result.unknown == {'aten::i0': 1}
+    assert result.flops == 3 * 2 * 2
+
+
+@pytest.mark.parametrize('height, width', ((0, 8), (8, -1), (True, 8), (8.0, 8)))
+def test_sides_must_be_positive_ints(height, width):
+    with pytest.raises(ValueError, match='must be a positive int'):
+        measure_complexity(network(), height, width)
+
+
+def test_too_small_a_picture_is_named():
+    model = nn.Sequential(nn.Conv2d(3, 4, 7))
+    with pytest.raises(ValueError, match='3 x 4 x 5 can not be computed'):
+        measure_complexity(model, 4, 5)
