@@ -162,8 +162,14 @@ def complete(
                 future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for child in list(_children):
-                child.terminate()
+            told: set[subprocess.Popen] = set()
+            # Again and again: a worker may have taken the next run before the rest was cancelled.
+            while not all(future.done() for future in futures):
+                children = {*_children} - told
+                for child in children:
+                    child.terminate()
+                told |= children
+                time.sleep(0.1)
             raise
     return results
 

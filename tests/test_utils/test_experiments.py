@@ -110,6 +110,24 @@ def test_several_workers_do_each_run_once_and_stop_at_a_failure(tmp_path):
         experiments.complete(runs_of(tmp_path / 'bad'), fail, quiet, workers=2)
 
 
+def test_a_failure_ends_what_another_worker_is_about_to_start(tmp_path, monkeypatch):
+    marker = tmp_path / 'trained'
+    command = ['sh', '-c', f'sleep 3; touch {marker}']
+    monkeypatch.setattr(experiments, 'train_command', lambda *_: command)
+    both = threading.Barrier(2)
+
+    def execute(run):
+        both.wait(timeout=30)
+        if run.seed == 0:
+            raise RunError('broken')
+        time.sleep(0.3)
+        return dict(metrics=experiments.train(run))
+
+    with pytest.raises(RunError, match='broken'):
+        experiments.complete(runs_of(tmp_path)[:2], execute, quiet, workers=2)
+    assert not marker.exists()
+
+
 def test_evaluations_of_a_resumed_training(tmp_path):
     def log(start, *lines, end=''):
         folder = tmp_path / start / 'vis_data'
