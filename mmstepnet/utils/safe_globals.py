@@ -20,8 +20,20 @@ _STATISTICS = ('min', 'max', 'current', 'mean')
 _ANNEALING = ('_annealing_cos', '_annealing_linear')
 
 
-class OneCycle:
-    """Stands in for MMEngine's ``OneCycleParamScheduler``, whose module is slow to import."""
+class _Annealing(type):
+    def __getattr__(cls, name):
+        if name not in _ANNEALING:
+            raise AttributeError(name)
+        from mmengine.optim import OneCycleParamScheduler
+
+        return getattr(OneCycleParamScheduler, name)
+
+
+class OneCycle(metaclass=_Annealing):
+    """Stands in for MMEngine's ``OneCycleParamScheduler``, whose module is slow to import.
+
+    Its annealing functions are attributes, since the forks' loader allows the general ``getattr``.
+    """
 
 
 def method(owner, name):
@@ -42,9 +54,7 @@ def method(owner, name):
     if owner is HistoryBuffer and name in _STATISTICS:
         return getattr(HistoryBuffer, name)
     if owner is OneCycle and name in _ANNEALING:
-        from mmengine.optim import OneCycleParamScheduler
-
-        return getattr(OneCycleParamScheduler, name)
+        return getattr(OneCycle, name)
     raise pickle.UnpicklingError(
         f'checkpoint asks for attribute {name!r} of {owner!r}; only the statistics '
         f'{", ".join(_STATISTICS)} of HistoryBuffer and the annealing of the one-cycle schedule '

@@ -20,7 +20,7 @@ from mmengine.optim import OneCycleParamScheduler
 from mmengine.registry import PARAM_SCHEDULERS
 
 from mmstepnet.utils import compat
-from mmstepnet.utils.safe_globals import allow_mmengine_checkpoints, method
+from mmstepnet.utils.safe_globals import OneCycle, allow_mmengine_checkpoints, method
 
 ROOT = Path(__file__).parents[2]
 
@@ -264,6 +264,13 @@ class TestSafeLoader:
         optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
         state = PARAM_SCHEDULERS.get(name)(optimizer, **arguments).state_dict()
         assert self.through_file(state) == state
+
+    @pytest.mark.parametrize('name', ['_annealing_cos', '_annealing_linear'])
+    def test_annealing_functions_are_mmengines_own(self, name):
+        """By either ``getattr``, so that what was read is written under MMEngine's name again."""
+        expected = getattr(OneCycleParamScheduler, name)
+        assert getattr(OneCycle, name) is method(OneCycle, name) is expected
+        assert not hasattr(OneCycle, 'load_state_dict')
 
     def test_twice_changes_nothing(self):
         before = len(torch.serialization.get_safe_globals())
