@@ -12,6 +12,8 @@ from mmengine.registry import init_default_scope
 import mmstepnet  # noqa: F401
 from mmstepnet.registry import MODELS
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[1] / 'configs'
 CONFIGS = sorted(
     p.relative_to(ROOT).as_posix() for p in ROOT.rglob('*.py') if '_base_' not in p.parts

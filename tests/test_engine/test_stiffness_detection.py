@@ -38,6 +38,7 @@ class Pictures(Dataset):
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_a_detector_is_measured_at_its_backbone(tmp_path):
     init_default_scope('mmdet')
     loader = torch.utils.data.DataLoader(

@@ -145,6 +145,7 @@ def classifier():
     )
 
 
+@pytest.mark.smoke
 def test_classifier(classifier):
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -154,6 +155,7 @@ def test_classifier(classifier):
     assert not norms(classifier)
 
 
+@pytest.mark.smoke
 def test_detector():
     pytest.importorskip('mmdet.models')
     init_default_scope('mmdet')

@@ -44,6 +44,7 @@ def resnet(library, depth):
 @pytest.mark.parametrize('library', ['torchvision', 'timm', 'mmpretrain', 'mmdet'])
 @pytest.mark.parametrize('depth', [18, 50])
 @pytest.mark.parametrize('step', ['attention', 'unit'])
+@pytest.mark.smoke
 def test_the_same_weights_give_the_same_numbers_in_every_library(library, depth, step):
     ours, theirs = randomise(StepResNet(depth)), resnet(library, depth)
     missing = theirs.load_state_dict(ours.state_dict(), strict=False).missing_keys
@@ -124,6 +125,7 @@ def test_torchvision_blocks_are_found(name, names):
         ('ConvNeXt', dict(arch='atto'), ['stages.0.1', 'stages.1.1']),
     ],
 )
+@pytest.mark.smoke
 def test_mmpretrain_blocks_are_found(name, kwargs, names):
     backbones = pytest.importorskip('mmpretrain.models.backbones')
     assert TrajectoryRecorder(getattr(backbones, name)(**kwargs)).names[:2] == names

@@ -188,6 +188,7 @@ def newest_epoch(work_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_two_processes_resume_test_and_two_nodes(toy, tmp_path, free_port):
     """Train; the same broken off and resumed; the same on two "nodes"; test on one and on two."""
     seed = ('--cfg-options', 'randomness.seed=5', 'train_cfg.max_epochs=3')
@@ -227,6 +228,7 @@ def test_two_processes_resume_test_and_two_nodes(toy, tmp_path, free_port):
     assert 'accuracy' in (tmp_path / 'metrics.json').read_text()
 
 
+@pytest.mark.smoke
 def test_no_wrapped_model_outlives_its_group(toy, tmp_path, monkeypatch, free_port):
     """It would keep gloo's threads until the interpreter's exit, which can abort the process."""
     alive = []

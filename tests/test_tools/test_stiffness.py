@@ -107,6 +107,7 @@ def tool(monkeypatch, files):
     return run
 
 
+@pytest.mark.smoke
 def test_the_numbers_are_those_of_the_hook(files, tool, capsys):
     config, checkpoint, folder = files
     cfg = Config.fromfile(config)
@@ -186,6 +187,7 @@ def test_features_that_are_not_finite(tool, capsys, files):
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_two_processes_measure_what_one_does(tool, files, monkeypatch):
     """13 pictures in batches of 4 on 2 processes: one is repeated to fill up, and cut again.
 

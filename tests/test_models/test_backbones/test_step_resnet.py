@@ -63,6 +63,7 @@ def mmdet_resnet():
         (50, dict(in_channels=4, stem_channels=16, base_channels=8)),
     ],
 )
+@pytest.mark.smoke
 def test_without_plugin_it_is_mmdets_resnet_bit_for_bit(mmdet_resnet, depth, options):
     theirs = randomise(mmdet_resnet(depth, norm_eval=False, **options))
     ours = StepResNet(depth, norm_eval=False, **options)
@@ -93,6 +94,7 @@ def test_freezing_is_mmdets(mmdet_resnet, options):
 
 
 @pytest.mark.parametrize('depth', [18, 50])
+@pytest.mark.smoke
 def test_old_plugin_positions(mmdet_resnet, depth):
     """A bottleneck takes mmdet's plugins as mmdet does; a basic block, which mmdet refuses, too."""
     plugin = dict(cfg=dict(type='ContextBlock', ratio=0.25), position='after_conv2')
@@ -111,6 +113,7 @@ def test_old_plugin_positions(mmdet_resnet, depth):
         assert not torch.equal(ours(x)[0], before)
 
 
+@pytest.mark.smoke
 def test_deformable_convolutions(mmdet_resnet):
     options = dict(
         dcn=dict(type='DCNv2', deform_groups=1, fallback_on_stride=False),
@@ -316,6 +319,7 @@ def test_fresh_step_sizes_are_exempt_from_freezing():
     assert {name for name, grad in gradients.items() if grad is not None} == trained
 
 
+@pytest.mark.smoke
 def test_fresh_step_sizes_move_under_the_stock_schedule(tmp_path):
     path = str(tmp_path / 'trunk.pth')
     torch.save(randomise(small(plugins=())).state_dict(), path)
@@ -336,6 +340,7 @@ def test_fresh_step_sizes_move_under_the_stock_schedule(tmp_path):
 
 
 @pytest.mark.parametrize('how', ['pretrained', 'pretrained with prefix', 'load_state_dict'])
+@pytest.mark.smoke
 def test_loaded_step_sizes_freeze_with_their_stage(tmp_path, how):
     state = randomise(small()).state_dict()
     if how == 'load_state_dict':
