@@ -49,6 +49,7 @@ def test_a_device_that_is_not_there_is_named(demo, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_classifier_from_training_to_pictures(
     toy, load_tool, pictures, classifier, tmp_path, monkeypatch
 ):
