@@ -60,6 +60,22 @@ def test_a_loop_of_ones_own(model):
     assert report['num_samples'] == 7 and report['dt_mean'] is None
 
 
+def on_all_processes(monkeypatch, metrics, size):
+    """Evaluate with one metric for each process."""
+    parts = []
+    for metric in metrics:
+        part = metric.results and (
+            torch.cat(metric.results),
+            metric._recorder.names,
+            metric._recorder.stages,
+        )
+        parts.append(part or None)
+    monkeypatch.setattr(
+        'mmstepnet.evaluation.metrics.stiffness_metric.all_gather_object', lambda _: parts
+    )
+    return [metric.evaluate(size) for metric in metrics]
+
+
 @pytest.mark.parametrize('world', [1, 2, 3])
 @pytest.mark.parametrize('pad', [True, False])
 @pytest.mark.parametrize('batch_size', [1, 2, 4])
@@ -72,12 +88,9 @@ def test_any_number_of_processes(model, monkeypatch, world, pad, batch_size):
     for rank in range(world):
         metrics.append(StiffnessMetric())
         feed(metrics[-1], model, x[indices[rank::world]].split(batch_size))
-    gathered = [torch.cat(metric.results) for metric in metrics]
-    monkeypatch.setattr(
-        'mmstepnet.evaluation.metrics.stiffness_metric.all_gather_object', lambda rows: gathered
-    )
+    values = on_all_processes(monkeypatch, metrics, size=len(x))
+    assert all(value == values[0] for value in values)
     for metric in metrics:
-        metric.evaluate(size=len(x))
         torch.testing.assert_close(
             metric.measurement.nsi, nsi_by_hand(model, x), rtol=1e-12, atol=0
         )
@@ -85,14 +98,13 @@ def test_any_number_of_processes(model, monkeypatch, world, pad, batch_size):
 
 def test_a_process_without_samples(model, monkeypatch):
     x = torch.randn(1, 6, dtype=torch.float64)
-    metric = StiffnessMetric()
-    feed(metric, model, [x])
-    rows = torch.cat(metric.results)
-    monkeypatch.setattr(
-        'mmstepnet.evaluation.metrics.stiffness_metric.all_gather_object', lambda _: [rows, None]
-    )
-    metric.evaluate(size=1)
-    torch.testing.assert_close(metric.measurement.nsi, nsi_by_hand(model, x))
+    metrics = StiffnessMetric(), StiffnessMetric()
+    feed(metrics[0], model, [x])
+    values = on_all_processes(monkeypatch, metrics, size=1)
+    assert values[0]['stiffness/nsi_max'] == values[1]['stiffness/nsi_max']
+    for metric in metrics:
+        torch.testing.assert_close(metric.measurement.nsi, nsi_by_hand(model, x))
+        assert metric.measurement.names == ['1', '2', '3']
 
 
 def test_it_has_to_see_the_model():

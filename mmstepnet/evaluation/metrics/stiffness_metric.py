@@ -189,10 +189,11 @@ class StiffnessMetric(BaseMetric):
         if recorder is not None:
             recorder.take()
 
-    def compute_metrics(self, results: Tensor) -> dict[str, float]:
-        """Compute from one row a sample, (N, 3, L): norms of state and increment, step size."""
-        names, stages = self._recorder.names, self._recorder.stages
-        state, increment, dt = results.unbind(dim=1)
+    def compute_metrics(self, results: tuple[Tensor, list[str], Tensor]) -> dict[str, float]:
+        """Compute from one row a sample, (N, 3, L): norms of state and increment, step size; with
+        the blocks' names and stages, which a process without samples has from the others."""
+        rows, names, stages = results
+        state, increment, dt = rows.unbind(dim=1)
         nsi = divide_norms(increment, state, names, nan_policy=self.nan_policy)
         keep = nsi.isfinite().all(dim=1)
         if not keep.any():
@@ -216,17 +217,20 @@ class StiffnessMetric(BaseMetric):
             'proportion': stiffness_proportion(nsi, stages, m1, m2).item(),
         }
 
-    def _collect(self, size: int) -> Tensor:
-        rows = torch.cat(self.results) if self.results else None
-        parts = all_gather_object(rows)
+    def _collect(self, size: int) -> tuple[Tensor, list[str], Tensor]:
+        mine = None
+        if self.results:
+            mine = torch.cat(self.results), self._recorder.names, self._recorder.stages
+        parts = all_gather_object(mine)
+        # Samplers deal samples out like cards: the i-th of rank r is the (i * world + r)-th of all.
         order = torch.cat(
             [
-                torch.arange(0 if part is None else len(part)) * len(parts) + rank
+                torch.arange(0 if part is None else len(part[0])) * len(parts) + rank
                 for rank, part in enumerate(parts)
             ]
         ).argsort()
         parts = [part for part in parts if part is not None]
         if not parts:
             raise ValueError('nothing was recorded: the evaluation saw no sample')
-        # Samplers deal samples out like cards: the i-th of rank r is the (i * world + r)-th of all.
-        return torch.cat(parts)[order][:size]
+        _, names, stages = parts[0]
+        return torch.cat([rows for rows, _, _ in parts])[order][:size], names, stages
