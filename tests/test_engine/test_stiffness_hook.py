@@ -330,13 +330,25 @@ def test_stages_that_can_have_no_tns_are_said(tmp_path):
     assert 'exclude_first=False records the first blocks too' in log
 
 
-@pytest.mark.parametrize('synced', [True, False])
-def test_drifting_statistics_are_said(tmp_path, synced, monkeypatch):
+@pytest.mark.parametrize(
+    ('hook', 'backbone', 'said'),
+    [
+        (None, dict(), True),
+        ('SyncBuffersHook', dict(), False),
+        (None, dict(norm_eval=True), False),  # StepNet's own norm is synchronised
+        (None, dict(norm_eval=True, plugins=[dict(cfg=dict(type='mmstepnet.CBAM'))]), True),
+        ('SyncBuffersHook', dict(plugins=[dict(cfg=dict(type='mmstepnet.CBAM'))]), False),
+    ],
+)
+def test_drifting_statistics_are_said(tmp_path, hook, backbone, said, monkeypatch):
     cfg = config(tmp_path)
-    if synced:
-        cfg.custom_hooks.append(dict(type='SyncBuffersHook'))
+    cfg.model.backbone.update(backbone, widths=(16, 16, 16))
+    cfg.model.head.in_channels = 16
+    if hook:
+        cfg.custom_hooks.append(dict(type=hook))
     runner = run(cfg)
+    runner.model.eval()
     monkeypatch.setattr(type(runner), 'world_size', 2)
     next(h for h in runner.hooks if isinstance(h, StiffnessHook)).before_train(runner)
     log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
-    assert ("add dict(type='SyncBuffersHook')" in log) != synced
+    assert ("add dict(type='SyncBuffersHook')" in log) == said

@@ -7,6 +7,7 @@ from mmengine.hooks import CheckpointHook, Hook, SyncBuffersHook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmstepnet.evaluation.metrics import StiffnessMetric
 from mmstepnet.registry import HOOKS
@@ -66,9 +67,9 @@ class StiffnessHook(Hook):
                 f'interval must be 1 where save_best is {wanted[0]!r}: every validation needs that '
                 f'value, got {self.interval}'
             )
-        drifting = [m for m in runner.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        runner.model.train()  # norms that a backbone keeps in evaluation mode stay there
         synced = any(isinstance(hook, SyncBuffersHook) for hook in runner.hooks)
-        if runner.world_size > 1 and drifting and not synced:
+        if runner.world_size > 1 and not synced and any(map(_drifts, runner.model.modules())):
             runner.logger.warning(
                 'Batch norm statistics differ between processes, and each validates its own '
                 "samples with its own: add dict(type='SyncBuffersHook') to custom_hooks, or "
@@ -220,6 +221,12 @@ def _save_best_keys(runner: Runner, prefix: str) -> list[str]:
     wanted = [hook.save_best for hook in hooks if hook.save_best]
     keys = itertools.chain(*([key] if isinstance(key, str) else key for key in wanted))
     return [key for key in keys if key.startswith(f'{prefix}/')]
+
+
+def _drifts(module: nn.Module) -> bool:
+    """Whether training gives a module's running statistics other values on every process."""
+    synced = isinstance(module, nn.SyncBatchNorm) or getattr(module, 'sync', False)
+    return isinstance(module, _BatchNorm) and module.training and not synced
 
 
 def _model_name(runner: Runner) -> str:
