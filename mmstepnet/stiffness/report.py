@@ -64,7 +64,7 @@ def build_report(nsi, stages, names, step, dt=None, *, m1=None, m2=None, **info)
         raise ValueError(f'step must be one of {STEPS}, got {step!r}')
     if clash := sorted(set(info) & set(_COMPUTED)):
         raise ValueError(f'info must not hold what the report computes itself, got {clash}')
-    names = [str(name) for name in names]
+    names = [_text(name) for name in names]
     nsi, stages, _ = check_nsi(torch.as_tensor(nsi).detach().cpu(), stages, nan_policy='raise')
     shape = tuple(nsi.shape)
     if len(names) != shape[1]:
@@ -81,7 +81,7 @@ def build_report(nsi, stages, names, step, dt=None, *, m1=None, m2=None, **info)
     report = {
         'format': FORMAT,
         'created': datetime.now(timezone.utc).isoformat(timespec='milliseconds'),
-        **{key: None if info.get(key) is None else str(info[key]) for key in _DESCRIPTIVE},
+        **{key: None if info.get(key) is None else _text(info[key]) for key in _DESCRIPTIVE},
         'step': step,
         'num_samples': len(nsi),
         'num_omitted': int(info.get('num_omitted', 0)),
@@ -426,9 +426,15 @@ def _plain(value):
         return _plain(value.tolist())
     if isinstance(value, float):
         return _finite_or_none(value)
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, int)):
         return value
-    return str(value)
+    return _text(value)
+
+
+def _text(value):
+    # Of a path that isn't UTF-8, Python makes lone surrogates, which no file, figure or terminal
+    # takes; like this they stand there as \udcXX.
+    return str(value).encode(errors='backslashreplace').decode()
 
 
 def _finite_or_none(value):

@@ -54,6 +54,14 @@ def test_values_computed_by_hand(report):
     assert report['surfaces']['p_hat'] == [[0.75, 0.25], [0.25, 0.25]]
 
 
+def test_a_path_that_is_not_utf8_is_shown_by_its_bytes(tmp_path):
+    path = os.fsdecode(b'r\xe9seau.py')
+    report = build_report(NSI, STAGES, NAMES, 'unit', model=path, config=path, note=[path])
+    write_report(tmp_path / 'report.json', report)
+    report = read_report(tmp_path / 'report.json')
+    assert [report['model'], report['config'], *report['note']] == ['r\\udce9seau.py'] * 3
+
+
 def test_description_is_kept(report):
     assert (report['model'], report['dataset'], report['split']) == ('net', 'digits/val', 'val')
     assert report['config'] is None
