@@ -85,7 +85,8 @@ def divide_norms(
         what = (
             'the state has norm zero'
             if finite[tuple(index)]
-            else 'features or the step size are NaN or Inf'
+            else 'features or the step size are NaN or Inf (so is the step size of a gate that is '
+            'given zeros only, behind a zero-initialised last norm for instance)'
         )
         raise ValueError(
             f"{where}: {what}, so NSI is not defined; nan_policy='omit' leaves the sample out"

@@ -143,7 +143,8 @@ class TrajectoryRecorder:
             self._pending.clear()
             raise RuntimeError(
                 f'block {name} ran a second time before {missing} ran once: a recorded block must '
-                'run exactly once in each forward pass; leave the others out of blocks'
+                'run exactly once in each forward pass; leave the others out of blocks. After a '
+                'pass that an error broke off, the with block has to be entered anew'
             )
         # A step that isn't finite spoils the next state, but after the last block nobody looks.
         increment_norm = increment_norm.where(dt.isfinite(), torch.nan)

@@ -142,6 +142,40 @@ def test_hooks_go_whatever_happens():
     assert hooks_of(model) == before
 
 
+@torch.no_grad()
+def test_a_pass_that_an_error_breaks_off():
+    model, images = step_resnet(), torch.randn(2, 3, 32, 32)
+
+    def out_of_memory(module, args):
+        raise MemoryError
+
+    record = TrajectoryRecorder(model)
+    for _ in range(2):
+        handle = model.layer3.register_forward_pre_hook(out_of_memory)
+        with pytest.raises(MemoryError), record:
+            model(images)
+        handle.remove()
+        with record:
+            model(images)
+    assert torch.equal(record.nsi[:2], record.nsi[2:])
+    with record, model.layer3.register_forward_pre_hook(out_of_memory):
+        with pytest.raises(MemoryError):
+            model(images)
+        with pytest.raises(RuntimeError, match='broke off, the with block has to be entered anew'):
+            model(images)
+    assert len(record) == 4
+
+
+@torch.no_grad()
+def test_a_gate_that_is_given_zeros_has_no_step_size():
+    model = pytest.importorskip('timm').create_model('seresnet18').eval()
+    with (
+        pytest.raises(ValueError, match=r'layer1\.1, sample 0: .*zero-initialised last norm'),
+        TrajectoryRecorder(model),
+    ):
+        model(torch.randn(1, 3, 32, 32))
+
+
 def test_a_second_recorder_is_refused_and_leaves_the_first():
     model = step_resnet()
     with TrajectoryRecorder(model, exclude_first=False) as first:
