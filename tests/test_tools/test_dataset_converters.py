@@ -203,7 +203,11 @@ class TestVOC:
     def test_content_by_hand(self, voc, capsys):
         run('voc2coco', voc)
         assert sorted(p.name for p in (voc / 'annotations').iterdir()) == ['train.json', 'val.json']
-        categories = [dict(id=1, name='cat'), dict(id=2, name='dog')]
+        # COCO's error analysis needs the supercategory.
+        categories = [
+            dict(id=1, name='cat', supercategory='cat'),
+            dict(id=2, name='dog', supercategory='dog'),
+        ]
         assert json.loads((voc / 'annotations/train.json').read_text()) == dict(
             images=[dict(id=1, file_name='a.jpg', width=40, height=30)],
             annotations=[
@@ -242,7 +246,7 @@ class TestVOC:
         out = tmp_path / 'out'
         run('voc2coco', voc, '--classes', 'dog', '--splits', 'train', '--out-dir', out)
         content = json.loads((out / 'train.json').read_text())
-        assert content['categories'] == [dict(id=1, name='dog')]
+        assert content['categories'] == [dict(id=1, name='dog', supercategory='dog')]
         assert [a['category_id'] for a in content['annotations']] == [1]
         assert [path.name for path in out.iterdir()] == ['train.json']
         assert (

@@ -179,7 +179,9 @@ def make_split(folder: Path, split: str, parameters: dict, progress: tqdm) -> No
         progress.update()
     content = dict(
         info=dict(description=DESCRIPTION, split=split, parameters=parameters),
-        categories=[dict(id=digit + 1, name=str(digit)) for digit in range(10)],
+        categories=[
+            dict(id=digit + 1, name=str(digit), supercategory='digit') for digit in range(10)
+        ],
         images=images,
         annotations=annotations,
     )

@@ -149,7 +149,10 @@ def convert(pictures: list[tuple], classes: list[str]) -> dict:
                     iscrowd=int(found['difficult']),
                 )
             )
-    categories = [dict(id=number, name=name) for number, name in enumerate(classes, 1)]
+    # Pascal VOC says nothing of classes that are akin: each is its own.
+    categories = [
+        dict(id=number, name=name, supercategory=name) for number, name in enumerate(classes, 1)
+    ]
     return dict(images=images, annotations=annotations, categories=categories)
 
 
