@@ -4,12 +4,17 @@ A training is known by its work directory, with all its starts: what was resumed
 Trainings that differ in nothing but the seed are one curve with a band, mean ± standard deviation.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loaded)
+
+# isort: split
 import argparse
 import glob
 import math
 import os
-import sys
-from pathlib import Path
 
 from mmstepnet.utils.command_line import fail, reason
 from mmstepnet.utils.experiments import Table, mean_and_std
