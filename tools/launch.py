@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import warnings
 from typing import NoReturn
 
@@ -93,7 +94,7 @@ def main() -> None:
     port = port_for(nnodes, node_rank)
 
     import torch
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -103,6 +104,7 @@ def main() -> None:
     # Its messages about signals and exit codes are told below, in one line.
     logging.disable(logging.ERROR)
     os.environ[_LAUNCHER_PID] = str(os.getpid())
+    messages = tempfile.TemporaryDirectory()  # torch never removes its own
     config = LaunchConfig(
         min_nodes=nnodes,
         max_nodes=nnodes,
@@ -113,6 +115,7 @@ def main() -> None:
         rdzv_configs=dict(rank=node_rank, timeout=NODES_SECONDS),
         max_restarts=0,
         local_addr='127.0.0.1' if nnodes == 1 else None,
+        logs_specs=DefaultLogsSpecs(messages.name),
     )
     try:
         elastic_launch(config, sys.executable)('-u', *sys.argv[2:])
@@ -149,6 +152,7 @@ def main() -> None:
         )
         raise SystemExit(128 + error.sigval) from None
     finally:
+        messages.cleanup()
         # Whoever called this goes on in an environment without a launcher.
         os.environ.pop(_LAUNCHER_PID, None)
 

@@ -278,10 +278,13 @@ def test_nodes_that_do_not_meet(toy, launch, monkeypatch, capsys, free_port):
 
 
 @pytest.mark.slow
-def test_bad_input_is_said_once(toy, tmp_path):
-    code, output = toy.run('dist_train.sh', tmp_path / 'no config.py', 2)
+def test_bad_input_is_said_once_and_leaves_nothing(toy, tmp_path):
+    temporary = tmp_path / 'temporary'
+    temporary.mkdir()
+    code, output = toy.run('dist_train.sh', tmp_path / 'no config.py', 2, TMPDIR=str(temporary))
     assert code == 2
     assert output.strip() == f'error: config {tmp_path}/no config.py does not exist'
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize(
