@@ -8,7 +8,7 @@ import os
 
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
@@ -214,7 +214,20 @@ def main() -> None:
         check(cfg, resumed)
         make_folder(cfg.work_dir)
     with process_group(args.launcher, cfg):
-        build_runner(cfg).train()
+        train(cfg)
+
+
+def train(cfg: Config) -> None:
+    """Build the runner and train, but not for epochs without a batch, which end without a word."""
+    runner = build_runner(cfg)
+    loop = runner.train_loop
+    if isinstance(loop, EpochBasedTrainLoop) and len(loop.dataloader) == 0:
+        loader = loop.dataloader
+        fail(
+            f'train_dataloader has no batch: {len(loader.dataset)} samples, {runner.world_size} '
+            f'processes x batch size {loader.batch_sampler.batch_size}, and drop_last=True'
+        )
+    runner.train()
 
 
 def build_runner(cfg: Config) -> Runner:

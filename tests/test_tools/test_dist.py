@@ -287,6 +287,16 @@ def test_bad_input_is_said_once_and_leaves_nothing(toy, tmp_path):
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
+def test_too_many_processes_for_one_batch(toy, tmp_path):
+    options = ('--cfg-options', 'train_dataloader.batch_size=8', 'train_dataloader.drop_last=True')
+    code, output = toy.run('dist_train.sh', toy.config, 2, '--work-dir', tmp_path, *options)
+    assert code == 2
+    assert output.count('error: ') == 1
+    assert 'has no batch: 12 samples, 2 processes x batch size 8, and drop_last=True' in output
+    assert not list(tmp_path.glob('*.pth'))
+
+
 @pytest.mark.parametrize(
     'script', ['quickstart', 'dist_train', 'dist_test', 'slurm_train', 'slurm_test']
 )
