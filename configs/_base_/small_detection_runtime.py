@@ -15,6 +15,7 @@ custom_hooks = [
     dict(type='SyncBuffersHook'),
     # Two blocks a stage: without the first there would be one, which no other can be compared with.
     dict(type='mmstepnet.StiffnessHook', exclude_first=False),
+    dict(type='mmstepnet.PredictionPicturesHook', score_thr=0.5),
 ]
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(type='mmstepnet.EnlargingDetVisualizer', vis_backends=vis_backends, line_width=2)

@@ -3,6 +3,7 @@
 from .atomic_checkpoint_hook import AtomicCheckpointHook, AtomicLocalBackend
 from .exact_resume_hook import ExactResumeHook, keep_worker_seed
 from .head_figure_hook import HeadFigureHook
+from .prediction_pictures_hook import PredictionPicturesHook
 from .stiffness_hook import StiffnessHook
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     'AtomicLocalBackend',
     'ExactResumeHook',
     'HeadFigureHook',
+    'PredictionPicturesHook',
     'StiffnessHook',
     'keep_worker_seed',
 ]
