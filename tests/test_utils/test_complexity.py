@@ -9,6 +9,7 @@ from mmstepnet.models import StepResNetCifar
 from mmstepnet.utils.command_line import build_model, load_config
 from mmstepnet.utils.complexity import measure_complexity
 
+CONFIGS = Path(__file__).parents[2] / 'configs'
 STEP_SIZES = [
     *({'type': kind} for kind in ('SqueezeExcitation', 'ECA', 'CBAM', 'SRM', 'FCA', 'SEM', 'IE')),
     *({'type': kind} for kind in ('DIA', 'StepNetAdaptor')),
@@ -117,8 +118,7 @@ def test_iebn_counts_with_its_norm():
 @pytest.fixture
 def digits_detector():
     pytest.importorskip('mmdet')
-    config = Path(__file__).parents[2] / 'configs/digits/faster_rcnn_r18_stepnet_digits.py'
-    return build_model(load_config(config))
+    return build_model(load_config(CONFIGS / 'digits/faster_rcnn_r18_stepnet_digits.py'))
 
 
 def test_a_detector_costs_the_same_whatever_its_weights(digits_detector):
@@ -146,6 +146,29 @@ def test_second_stage_gets_all_proposals(digits_detector):
     many = measure_complexity(digits_detector, 60, 64)
     assert many.parts['roi_head'].flops == 2 * few.parts['roi_head'].flops
     assert many.parts['backbone'] == few.parts['backbone']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'config, side',
+    {
+        'detection/faster_rcnn_r50_sge_1x_coco': 64,
+        'detection/mask_rcnn_r50_org_1x_coco': 64,
+        'detection/retinanet_r50_stepnet_1x_coco': 64,
+        'digits/resnet20_iebn_30e_digits-hard': 8,
+        'classification/vit_stepnet_200e_cifar10': 32,
+        'attention/vit_dot_12e_digits': 8,
+        'attention/vit_l2_12e_digits': 8,
+        'attention/vit_metric_12e_digits': 8,
+        'attention/attentionconv_general_300e_cifar10': 32,
+        'attention/attentionconv_learned_content_300e_cifar10': 32,
+    }.items(),
+)
+def test_every_operator_of_the_configs_is_known(config, side):
+    pytest.importorskip('mmdet')
+    pytest.importorskip('mmpretrain')
+    model = build_model(load_config(CONFIGS / f'{config}.py'))
+    assert measure_complexity(model, side, side).unknown == {}
 
 
 class Attention(nn.Module):
