@@ -4,17 +4,19 @@ Written as single operations, a step size costs a training step more than its ar
 keeps one more map a block (f, for the gradient of dt) and runs over maps again and again (the
 pooled means' gradients become maps of constants that are added to others). Here
 
-- the only map kept is the norm's input, which the norm keeps anyway: with :math:`f = a y + b` per
-  channel, :math:`\\sum g f = a \\sum g y + b \\sum g`;
+- f is never written: a batch norm is :math:`f = a y + b` per channel, so that
+  :math:`x + f \\cdot dt` is one product of y, and the mean of f is :math:`a \\bar y + b`;
+- the only map kept is y, which the norm keeps anyway: :math:`\\sum g f = a \\sum g y + b \\sum g`;
 - the pooled means' gradient is a constant per sample and channel and joins
-  :math:`\\mathrm{grad} f = g \\cdot dt + k_f` and :math:`\\mathrm{grad} x = g + k_x` in the pass
-  that writes them;
-- the sum overwrites f.
+  :math:`\\mathrm{grad} f = g \\cdot dt + k_f` and :math:`\\mathrm{grad} x = g + k_x` in the passes
+  that write them.
 
 g is the gradient behind the ReLU.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,12 +61,55 @@ def can_absorb(norm: nn.Module | None, x: Tensor) -> bool:
     )
 
 
-def batch_norm(x: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
-    """``norm(x)`` with the mean and inverse deviation used, each (C,), without a graph."""
+class Normed(NamedTuple):
+    """What a norm makes of its input, ``f = base * gain + offset``.
+
+    Attributes:
+        base: (N, C, H, W).
+        fresh: Whether ``base`` may be overwritten.
+        gain: (C,) or (N, C), None for 1.
+        offset: (C,) or (N, C), None for 0.
+        pooled: (N, C), the spatial means of the normalised input, before weight and bias.
+        mean: (C,), subtracted by the norm.
+        inverse_deviation: (C,), multiplied with by the norm.
+    """
+
+    base: Tensor
+    fresh: bool = False
+    gain: Tensor | None = None
+    offset: Tensor | None = None
+    pooled: Tensor | None = None
+    mean: Tensor | None = None
+    inverse_deviation: Tensor | None = None
+
+
+def is_affine(norm: nn.BatchNorm2d, y: Tensor) -> bool:
+    """Whether the norm is a gain and an offset known beforehand, precise in the dtype of ``y``."""
+    return not norm.training and y.dtype.itemsize >= 4 and y.dtype == norm.weight.dtype
+
+
+def batch_norm(y: Tensor, norm: nn.BatchNorm2d) -> Normed:
+    """``norm(y)`` without a graph, in as few passes over the map as the device allows."""
     if norm.training:
         norm.num_batches_tracked.add_(1)
-    out, mean, inverse_deviation = torch.native_batch_norm(
-        x,
+        return _by_instances(y, norm) if _takes_instances(y, norm) else _native(y, norm)
+    if not is_affine(norm, y):
+        return _native(y, norm)
+    inverse_deviation = (norm.running_var + norm.eps).rsqrt()
+    gain = norm.weight * inverse_deviation
+    return Normed(
+        y,
+        gain=gain,
+        offset=torch.addcmul(norm.bias, norm.running_mean, gain, value=-1),
+        pooled=(spatial_mean(y) - norm.running_mean).mul_(inverse_deviation),
+        mean=norm.running_mean,
+        inverse_deviation=inverse_deviation,
+    )
+
+
+def _native(y: Tensor, norm: nn.BatchNorm2d) -> Normed:
+    f, mean, inverse_deviation = torch.native_batch_norm(
+        y,
         norm.weight,
         norm.bias,
         norm.running_mean,
@@ -75,11 +120,82 @@ def batch_norm(x: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]
     )
     if not norm.training:
         mean, inverse_deviation = norm.running_mean, (norm.running_var + norm.eps).rsqrt()
-    return out, mean, inverse_deviation
+    pooled = (spatial_mean(y) - mean).mul_(inverse_deviation)
+    return Normed(f, True, pooled=pooled, mean=mean, inverse_deviation=inverse_deviation)
+
+
+def _takes_instances(y: Tensor, norm: nn.BatchNorm2d) -> bool:
+    # Torch's kernel for the statistics of a batch is slow in just this case, an addition at a time.
+    return (
+        y.device.type == 'cpu'
+        and y.dtype == norm.weight.dtype
+        and y.dtype.itemsize >= 4
+        and y.is_contiguous()
+        and y.shape[2] * y.shape[3] > 1
+    )
+
+
+def _by_instances(y: Tensor, norm: nn.BatchNorm2d) -> Normed:
+    r"""Batch norm from the moments of each sample's channels, in one pass over the map.
+
+    That pass writes them normalised, :math:`h = (y - \bar y) / s`, and with
+    :math:`\mathrm{mean} = \mathrm{E}\,\bar y` and
+    :math:`\mathrm{var} = \mathrm{E}\,s^2 + \mathrm{E}\,(\bar y - \mathrm{mean})^2` over the samples
+    the batch norm is a gain and an offset of h: nothing cancels in these sums.
+    """
+    n, c, height, width = y.shape
+    # No more than what keeps a constant channel's 1 / s finite.
+    eps = 1e-30
+    h, means, inverse = torch.native_group_norm(y, None, None, n, c, height * width, c, eps)
+    deviations = inverse.reciprocal_()
+    mean = means.mean(0)
+    centred = means.sub_(mean)
+    var = torch.addcmul(centred.square(), deviations, deviations).mean(0)
+    count = n * height * width
+    norm.running_mean.lerp_(mean, norm.momentum)
+    norm.running_var.lerp_(var * (count / (count - 1)), norm.momentum)
+    inverse_deviation = var.add_(norm.eps).rsqrt_()
+    pooled = centred.mul_(inverse_deviation)
+    return Normed(
+        h,
+        True,
+        gain=deviations.mul_(norm.weight * inverse_deviation),
+        offset=torch.addcmul(norm.bias, pooled, norm.weight),
+        pooled=pooled,
+        mean=mean,
+        inverse_deviation=inverse_deviation,
+    )
 
 
 def _per_map(values: Tensor, like: Tensor) -> Tensor:
-    return values.to(like.dtype)[:, :, None, None]
+    return values.to(like.dtype)[..., None, None]
+
+
+def _means(
+    identity: Tensor, f: Normed, norm: nn.BatchNorm2d | None, used: tuple[bool, bool]
+) -> list[Tensor | None]:
+    """Spatial means of state and residual, (N, C), those that are used."""
+    of_identity = spatial_mean(identity) if used[0] else None
+    if not used[1]:
+        return [of_identity, None]
+    if norm is None:
+        return [of_identity, spatial_mean(f.base)]
+    return [of_identity, torch.addcmul(norm.bias, f.pooled, norm.weight)]
+
+
+def _materialised(f: Normed) -> Tensor:
+    if f.gain is None:
+        return f.base
+    return torch.addcmul(_per_map(f.offset, f.base), f.base, _per_map(f.gain, f.base))
+
+
+def _sum(identity: Tensor, f: Normed, dt: Tensor, relu: bool) -> Tensor:
+    """``relu(identity + f * dt)``, into ``f.base`` where that is fresh."""
+    scale = dt if f.gain is None else dt * f.gain
+    out = torch.addcmul(identity, f.base, _per_map(scale, f.base), out=f.base if f.fresh else None)
+    if f.offset is not None:
+        out.add_(_per_map(dt * f.offset, out))
+    return out.relu_() if relu else out
 
 
 def _through_batch_norm(
@@ -89,7 +205,10 @@ def _through_batch_norm(
     k_f: Tensor | None,
     total: Tensor,
     centred: Tensor,
-    per_channel: tuple[Tensor, Tensor, Tensor],
+    weight: Tensor,
+    mean: Tensor,
+    inverse_deviation: Tensor,
+    pooled: Tensor,
     batch_statistics: bool,
     out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,34 +224,34 @@ def _through_batch_norm(
         k_f: (N, C), or None for 0.
         total: (N, C), the sums of g.
         centred: (N, C), the sums of g times the normalised y.
-        per_channel: Weight, mean and inverse deviation, each (C,).
+        weight: (C,).
+        mean: (C,), subtracted by the norm.
+        inverse_deviation: (C,), multiplied with by the norm.
+        pooled: (N, C), spatial means of the normalised y.
         batch_statistics: Whether mean and deviation are those of y.
         out: (N, C, H, W), overwritten.
     """
-    weight, mean, inverse_deviation = per_channel
-    size = g.shape[2] * g.shape[3]
     gate = dt[:, :, 0, 0]
-    grad_bias = (gate * total).sum(0)
-    grad_weight = (gate * centred).sum(0)
-    gain = weight * inverse_deviation
-    constant = torch.zeros_like(gate)
+    # Sums over maps of the gradient of f, and of that times the normalised y.
+    sums, products = gate * total, gate * centred
     if k_f is not None:
-        constant = k_f
-        grad_bias = grad_bias + size * k_f.sum(0)
-        normalised = inverse_deviation * (spatial_mean(y) - mean)
-        grad_weight = grad_weight + size * (k_f * normalised).sum(0)
-    scale = dt * gain[:, None, None]
-    if not batch_statistics:
-        return (
-            torch.addcmul(_per_map(gain * constant, g), g, scale, out=out),
-            grad_weight,
-            grad_bias,
-        )
-    count = len(g) * size
-    slope = gain * inverse_deviation * grad_weight / -count
-    constant = gain * (constant - grad_bias / count) - slope * mean
-    torch.addcmul(_per_map(constant, g), g, scale, out=out)
-    return out.addcmul_(y, slope[:, None, None]), grad_weight, grad_bias
+        size = g.shape[2] * g.shape[3]
+        sums.add_(k_f, alpha=size)
+        products.addcmul_(k_f, pooled, value=size)
+    grad_bias, grad_weight = sums.sum(0), products.sum(0)
+    gain = weight * inverse_deviation
+    # Two broadcast operands in one addcmul would not be vectorised.
+    torch.mul(g, _per_map(gate * gain, g), out=out)
+    constant = None if k_f is None else gain * k_f
+    if batch_statistics:
+        count = g.numel() // g.shape[1]
+        slope = (gain * inverse_deviation).mul_(grad_weight).mul_(-1 / count)
+        out.addcmul_(y, _per_map(slope, y))
+        shift = torch.addcmul(slope * mean, gain, grad_bias, value=1 / count)
+        constant = -shift if constant is None else constant.sub_(shift)
+    if constant is not None:
+        out.add_(_per_map(constant, out))
+    return out, grad_weight, grad_bias
 
 
 class FusedStep(torch.autograd.Function):
@@ -143,28 +262,32 @@ class FusedStep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, identity, residual, weight, bias, norm, step_size, relu, record, *parameters):
-        if norm is None:
-            f, mean, inverse_deviation = residual, None, None
-        else:
-            f, mean, inverse_deviation = batch_norm(residual, norm)
+        f = Normed(residual) if norm is None else batch_norm(residual, norm)
+        means = _means(identity, f, norm, step_size.means)
         # The gate keeps a graph of its own, of (N, C) tensors. Hooks that pack saved tensors, those
         # of activation checkpointing among them, must not take it apart: it is needed within
         # another backward pass than theirs. Detached, since an operation that saves its own output
         # would otherwise own itself and never be freed.
-        with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, lambda x: x):
-            means = [
-                spatial_mean(x).requires_grad_() if used else None
-                for x, used in zip((identity, f), step_size.means, strict=True)
-            ]
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        unpacked = saved_tensors_hooks(Tensor.detach, lambda x: x) if hooked else nullcontext()
+        with torch.enable_grad(), unpacked:
+            for mean in means:
+                if mean is not None:
+                    mean.requires_grad_()
             gate = step_size.gate_of_means(*means)
-        dt = _per_map(gate.detach(), f)
-        record(identity, f, dt)
-        # Not into f where f is saved.
-        out = torch.addcmul(identity, f, dt, out=None if norm is None else f)
-        if relu:
-            out.relu_()
+        dt = gate.detach()
+        if record is not None:
+            record(identity, _materialised(f), _per_map(dt, residual))
+        out = _sum(identity, f, dt, relu)
         ctx.save_for_backward(
-            residual, weight, bias, mean, inverse_deviation, out if relu else None, dt
+            residual,
+            weight,
+            bias,
+            f.mean,
+            f.inverse_deviation,
+            f.pooled,
+            out if relu else None,
+            _per_map(dt, residual),
         )
         ctx.norm, ctx.gate, ctx.means, ctx.parameters = norm, gate, means, parameters
         # As they were: a later train() or eval() must not change this pass.
@@ -178,7 +301,7 @@ class FusedStep(torch.autograd.Function):
                 'the fused residual step has first derivatives only, but create_graph=True asks '
                 'for more: run the forward pass within mmstepnet.models.layers.plain_steps()'
             )
-        residual, weight, bias, mean, inverse_deviation, out, dt = ctx.saved_tensors
+        residual, weight, bias, mean, inverse_deviation, pooled, out, dt = ctx.saved_tensors
         g = grad if out is None else torch.ops.aten.threshold_backward(grad, out, 0)
         wide = torch.promote_types(g.dtype, torch.float32)
         # Large new tensors cost page faults: the product's is used again for grad f.
@@ -186,8 +309,8 @@ class FusedStep(torch.autograd.Function):
         grad_dt = buffer.sum((2, 3), dtype=wide)
         if ctx.norm is not None:
             total = g.sum((2, 3), dtype=wide)
-            centred = inverse_deviation * (grad_dt - mean * total)
-            grad_dt = weight * centred + bias * total
+            centred = torch.addcmul(grad_dt, mean, total, value=-1).mul_(inverse_deviation)
+            grad_dt = torch.addcmul(weight * centred, bias, total)
 
         means = [m for m in ctx.means if m is not None]
         parameters = [p for p in ctx.parameters if p.requires_grad]
@@ -200,21 +323,32 @@ class FusedStep(torch.autograd.Function):
                 allow_unused=True,
             )
         )
-        size = g.shape[2] * g.shape[3]
-        k_x, k_f = (None if m is None else next(grads) / size for m in ctx.means)
+        per_pixel = 1 / (g.shape[2] * g.shape[3])
+        grad_means = [None if m is None else next(grads) for m in ctx.means]
+        k_x, k_f = (None if grad is None else grad * per_pixel for grad in grad_means)
         parameter_grads = [next(grads) if p.requires_grad else None for p in ctx.parameters]
 
         grad_residual = grad_weight = grad_bias = None
         if any(ctx.needs_input_grad[1:4]):
             if ctx.norm is not None and g.dtype == wide:
-                per_channel = weight, mean, inverse_deviation
                 grad_residual, grad_weight, grad_bias = _through_batch_norm(
-                    g, residual, dt, k_f, total, centred, per_channel, ctx.batch_statistics, buffer
+                    g,
+                    residual,
+                    dt,
+                    k_f,
+                    total,
+                    centred,
+                    weight,
+                    mean,
+                    inverse_deviation,
+                    pooled,
+                    ctx.batch_statistics,
+                    buffer,
                 )
             elif k_f is None:
                 grad_residual = torch.mul(g, dt, out=buffer)
             else:
-                grad_residual = torch.addcmul(_per_map(k_f, g), g, dt, out=buffer)
+                grad_residual = torch.mul(g, dt, out=buffer).add_(_per_map(k_f, g))
             if ctx.norm is not None and g.dtype != wide:
                 # It computes in float32, where coefficients of half precision would add up errors.
                 grad_residual, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
@@ -251,9 +385,9 @@ def fused_step(
     norm: nn.BatchNorm2d | None,
     step_size: nn.Module,
     relu: bool,
-    record: Callable[[Tensor, Tensor, Tensor], None],
+    record: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Tensor:
-    """``relu(identity + norm(residual) * dt)`` in few passes over maps, for training.
+    """``relu(identity + norm(residual) * dt)`` in few passes over maps.
 
     Args:
         identity: (N, C, H, W).
@@ -261,7 +395,7 @@ def fused_step(
         norm: A batch norm that :func:`can_absorb` takes, or None.
         step_size: A :class:`~mmstepnet.models.step_sizes.StepSize` with ``means``.
         relu: Whether the ReLU follows.
-        record: Called with identity, f and dt before the sum overwrites f.
+        record: Called with identity, f and dt before the sum.
 
     Returns:
         Tensor: (N, C, H, W).
@@ -270,3 +404,12 @@ def fused_step(
     return FusedStep.apply(
         identity, residual, weight, bias, norm, step_size, relu, record, *step_size.parameters()
     )
+
+
+def step_without_graph(
+    identity: Tensor, residual: Tensor, norm: nn.BatchNorm2d, step_size: nn.Module, relu: bool
+) -> Tensor:
+    """:func:`fused_step` where no gradient is wanted, for a norm that :func:`is_affine`."""
+    f = batch_norm(residual, norm)
+    dt = step_size.gate_of_means(*_means(identity, f, norm, step_size.means))
+    return _sum(identity, f, dt, relu)

@@ -2,12 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .fused_step import can_absorb, fused_step, has_hooks, is_transformed
+from .fused_step import (
+    can_absorb,
+    fused_step,
+    has_hooks,
+    is_affine,
+    is_transformed,
+    step_without_graph,
+)
 
 
 @contextmanager
@@ -40,16 +48,16 @@ class ResidualStep(nn.Module):
           into f(x_t)
         - memory: for a recurrent step size, what the block before returned; None for the first
         - norm: the residual branch's last norm, if it is still to be applied. Handing it over saves
-          time and memory: f is overwritten by the sum then, and a batch norm becomes a part of the
-          fused step.
+          time and memory: a batch norm becomes a part of the step where dt depends on spatial means
+          alone, and elsewhere the sum overwrites f.
         - returns: (N, C, H, W); with a recurrent step size a tuple of that and the next memory
 
     Attributes:
         recorder: None, or a callable ``recorder(step, identity, residual, dt)`` that is called in
             each forward pass before the sum; ``dt`` is None where there is no step size. It must
             not keep or change the tensors.
-        fuse: Whether training runs as one autograd function where step size and activation allow
-            it. :func:`plain_steps` sets it for all.
+        fuse: Whether norm, step size, sum and ReLU run as one where they allow it, in training as
+            one autograd function. :func:`plain_steps` sets it for all.
     """
 
     fuse = True
@@ -78,15 +86,20 @@ class ResidualStep(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         transformed = is_transformed(identity) or is_transformed(residual)
         fuse = self.fuse and not transformed and self._can_fuse(identity, residual)
+        graph = torch.is_grad_enabled()
         if fuse and can_absorb(norm, residual):
-            return self._fused(identity, residual, norm)
+            if graph:
+                return self._fused(identity, residual, norm)
+            if self.recorder is None and is_affine(norm, residual):
+                relu = self.activation is not None
+                return step_without_graph(identity, residual, norm, self.step_size, relu)
         # Nobody else holds what a norm has just returned, unless a hook took it.
         overwrite = (
             not transformed and isinstance(norm, _BatchNorm | nn.Identity) and not has_hooks(norm)
         )
         if norm is not None:
             residual = norm(residual)
-        if fuse:
+        if fuse and graph:
             return self._fused(identity, residual, None)
 
         dt = None
@@ -101,7 +114,7 @@ class ResidualStep(nn.Module):
             out = residual.add_(identity) if overwrite else identity + residual
         else:
             # With a graph f is kept for the gradient of dt.
-            overwrite = overwrite and not torch.is_grad_enabled()
+            overwrite = overwrite and not graph
             out = torch.addcmul(identity, residual, dt, out=residual if overwrite else None)
         out = out if self.activation is None else self.activation(out)
         return (out, memory) if self.recurrent else out
@@ -110,7 +123,6 @@ class ResidualStep(nn.Module):
         step_size, activation = self.step_size, self.activation
         return (
             getattr(step_size, 'means', None) is not None
-            and torch.is_grad_enabled()
             and identity.shape == residual.shape
             and identity.dtype == residual.dtype
             and not has_hooks(step_size)
@@ -118,10 +130,6 @@ class ResidualStep(nn.Module):
         )
 
     def _fused(self, identity: Tensor, residual: Tensor, norm: nn.Module | None) -> Tensor:
-        return fused_step(
-            identity, residual, norm, self.step_size, self.activation is not None, self._record
-        )
-
-    def _record(self, identity: Tensor, residual: Tensor, dt: Tensor) -> None:
-        if self.recorder is not None:
-            self.recorder(self, identity, residual, dt)
+        record = None if self.recorder is None else partial(self.recorder, self)
+        relu = self.activation is not None
+        return fused_step(identity, residual, norm, self.step_size, relu, record)

@@ -116,17 +116,33 @@ class StepNetAdaptor(StepSize):
         return means_of_inputs(self.inputs)
 
     def gate_of_means(self, identity_mean: Tensor | None, residual_mean: Tensor | None) -> Tensor:
-        pooled = state_means(identity_mean, residual_mean, self.inputs)
-        # Means are float32 at least; a module turned to half precision as a whole is not.
-        pooled = [mean.to(self.weight.dtype) for mean in pooled]
+        of_identity, of_residual = self._coefficients()
+        terms = []
+        for mean, weight in ((identity_mean, of_identity), (residual_mean, of_residual)):
+            if weight is not None:
+                # Means are float32 at least; a module turned to half precision as a whole is not.
+                terms.append((mean.to(weight.dtype), weight))
         if self.deployed:
-            logit = torch.addcmul(self.bias, pooled[0], self.weight[:, 0])
-            for mean, weight in zip(pooled[1:], self.weight.T[1:], strict=True):
-                logit = torch.addcmul(logit, mean, weight)
+            logit = self.bias
         else:
-            mixed = sum(mean * self.weight[:, i] for i, mean in enumerate(pooled))
-            logit = torch.addcmul(self.shift, self.norm(mixed), self.scale)
+            (mean, weight), *terms = terms
+            logit = mean * weight
+        for mean, weight in terms:
+            logit = torch.addcmul(logit, mean, weight)
+        if not self.deployed:
+            logit = torch.addcmul(self.shift, self.norm(logit), self.scale)
         return logit.sigmoid()
+
+    def _coefficients(self) -> tuple[Tensor | None, Tensor | None]:
+        """What the means of state and residual are multiplied with, each (C,).
+
+        The mean of ``x + f`` is the sum of both: few operations on small tensors.
+        """
+        current, *following = self.weight.unbind(1)
+        if self.inputs == 'pair':
+            return current + following[0], following[0]
+        of_identity, of_residual = self.means
+        return current if of_identity else None, current if of_residual else None
 
     @torch.no_grad()
     def switch_to_deploy(self) -> None:

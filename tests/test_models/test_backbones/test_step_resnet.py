@@ -389,7 +389,7 @@ def test_deployed_backbone_equals_the_trained_one():
     for _ in range(2):
         model.switch_to_deploy()
         for got, want in zip(model(x), expected, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+            assert (got - want).norm() <= 1e-5 * want.norm()
     assert not [key for key in model.state_dict() if '.step_size.norm' in key]
 
 

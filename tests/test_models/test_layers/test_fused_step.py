@@ -7,7 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from mmstepnet.models import StepResNetCifar
 from mmstepnet.models.layers import ResidualStep, plain_steps
@@ -91,19 +92,89 @@ def test_equals_single_operations(norm, adaptor_training, samples):
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     # Running statistics move alike.
-    for a, b in zip(step.buffers(), twin.buffers(), strict=True):
-        assert torch.equal(a, b)
-    if layer is not None:
-        for a, b in zip(layer.buffers(), twin_layer.buffers(), strict=True):
-            assert torch.equal(a, b)
+    buffers = [*step.buffers(), *([] if layer is None else layer.buffers())]
+    twins = [*twin.buffers(), *([] if layer is None else twin_layer.buffers())]
+    for a, b in zip(buffers, twins, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize('norm', ['train', 'none'])
-def test_forward_is_bit_equal(norm):
-    step, layer = make('pair', norm, dtype=torch.float32)
+def worst_errors(got, exact):
+    pairs = zip(got, exact, strict=True)
+    return [float(((a.double() - b).abs().max() / b.abs().max()).detach()) for a, b in pairs]
+
+
+@pytest.mark.parametrize('offset', [0, 3, 100])
+@pytest.mark.parametrize('between', [0, 1])
+def test_batch_statistics_are_as_exact_as_torchs(offset, between):
+    """Output, gradients of maps, running statistics in float32, against torch's in float64."""
+    torch.manual_seed(0)
+    step, layer = make(dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 8, CHANNELS, 24, 20, generator=generator)
+    # Means far from 0 as against the deviation, that of each sample another or all the same.
+    y += offset * torch.randn(8 if between else 1, CHANNELS, 1, 1, generator=generator)
+    results = {}
+    for name, plain, dtype in (
+        ('fused', False, torch.float32),
+        ('plain', True, torch.float32),
+        ('exact', True, torch.float64),
+    ):
+        twin, norm = copy.deepcopy((step, layer))
+        inputs = [t.to(dtype).requires_grad_() for t in (x, y)]
+        of_maps = run(twin.to(dtype), norm.to(dtype), *inputs, plain=plain)[:3]
+        results[name] = [*of_maps, norm.running_mean, norm.running_var]
+    fused, plain = (worst_errors(results[name], results['exact']) for name in ('fused', 'plain'))
+    for i, (ours, torchs) in enumerate(zip(fused, plain, strict=True)):
+        # The last digit of y as against its deviation.
+        assert ours <= 3 * torchs + 3e-7 * max(1, offset), (i, ours, torchs)
+
+
+def test_channels_that_are_constant():
+    step, layer = make(dtype=torch.float32)
     x, y = maps(torch.float32)
-    got = run(step, layer, x, y)[0]
-    assert torch.equal(got, run(step, layer, x, y, plain=True)[0])
+    with torch.no_grad():
+        y[:, 0] = 0
+        y[:, 1] = 7.3
+        # Constant in every sample, but not over the batch.
+        y[:, 2] = torch.arange(3.0)[:, None, None]
+    got, want = run(step, layer, x, y), run(*copy.deepcopy((step, layer)), x, y, plain=True)
+    assert all(a.isfinite().all() for a in got)
+    # The last digit of 7.3, times 1 / sqrt(eps).
+    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=5e-4)
+    # Behind a constant channel a gradient is 1 / sqrt(eps) times rounding.
+    torch.testing.assert_close(got[2][:, 2:], want[2][:, 2:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('shape', [(3, 1, 1), (1, 3, 1), (2, 1, 5)])
+def test_maps_of_a_pixel_or_a_line(shape):
+    samples, height, width = shape
+    step, layer = make()
+    x, y = torch.randn(2, samples, CHANNELS, height, width, dtype=torch.float64)
+    x, y = x.requires_grad_(), y.requires_grad_()
+    got = run(step, layer, x, y)
+    want = run(*copy.deepcopy((step, layer)), x, y, plain=True)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize('step_size', STEP_SIZES)
+@pytest.mark.parametrize('form', [torch.contiguous_format, torch.channels_last])
+def test_inference_takes_the_norm_in(step_size, form):
+    step, layer = make(step_size, 'eval')
+    step.eval()
+    x, y = (t.detach().contiguous(memory_format=form) for t in maps())
+    before = x.clone(), y.clone()
+    called = []
+    layer_forward, layer.forward = layer.forward, lambda y: called.append(y) or layer_forward(y)
+    with torch.no_grad():
+        got = step(x, y, norm=layer)
+        assert not called
+        with plain_steps():
+            want = step(x, y, norm=layer)
+    assert len(called) == 1
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert got.is_contiguous(memory_format=form)
+    assert torch.equal(x, before[0]) and torch.equal(y, before[1])
 
 
 @pytest.mark.parametrize(
@@ -191,16 +262,37 @@ def live_tensors():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
+@pytest.mark.parametrize('hooked', [True, False])
 @pytest.mark.parametrize('step_size', STEP_SIZES)
-def test_nothing_of_a_pass_outlives_it(step_size):
+def test_nothing_of_a_pass_outlives_it(step_size, hooked):
     step, norm = make(step_size)
     x, y = maps()
-    run(step, norm, x, y)
-    before = live_tensors()
-    for _ in range(3):
+    hooks = saved_tensors_hooks(Tensor.detach, lambda x: x) if hooked else nullcontext()
+    with hooks:
         run(step, norm, x, y)
-    # A graph that owns itself is out of the garbage collector's sight, but its tensors aren't.
-    assert live_tensors() == before
+        before = live_tensors()
+        for _ in range(3):
+            run(step, norm, x, y)
+        # A graph that owns itself is out of the garbage collector's sight, its tensors aren't.
+        assert live_tensors() == before
+
+
+def test_hooks_on_saved_tensors_leave_the_gates_graph_alone():
+    step, norm = make()
+    x, y = maps()
+    want = run(*copy.deepcopy((step, norm)), x, y)
+    shapes = []
+
+    def pack(x):
+        shapes.append(x.shape)
+        return x.detach()
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        got = run(step, norm, x, y)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+    # What the step itself keeps goes through them, in one piece.
+    assert sum(shape == x.shape for shape in shapes) >= 2
 
 
 def test_second_derivatives_are_refused_and_the_way_out_works():
@@ -293,16 +385,21 @@ def test_other_norms_are_applied_first():
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_recorder_hears_f_and_dt():
-    step, norm = make()
+@pytest.mark.parametrize('norm', ['train', 'eval'])
+@pytest.mark.parametrize('graph', [True, False])
+def test_recorder_hears_f_and_dt(norm, graph):
+    step, norm = make(norm=norm)
     x, y = maps()
     heard = []
     step.recorder = lambda *args: heard.append([a.detach().clone() for a in args[1:]])
-    assert is_fused(step(x, y, norm=norm))
+    norm_before = copy.deepcopy(norm)
+    with nullcontext() if graph else torch.no_grad():
+        out = step(x, y, norm=norm)
+    assert is_fused(out) == graph
     identity, f, dt = heard[0]
     assert torch.equal(identity, x)
-    want = copy.deepcopy(norm)(y)
-    assert torch.equal(f, want)
+    want = norm_before(y)
+    torch.testing.assert_close(f, want, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(dt, copy.deepcopy(step.step_size)(x, want))
 
 
