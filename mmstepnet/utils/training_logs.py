@@ -124,7 +124,7 @@ def read_training_log(work_dir: str | Path) -> TrainingLog:
         work_dir: Folder with ``*/vis_data/scalars.json``.
 
     Raises:
-        ValueError: No start has logged anything.
+        ValueError: No start has logged anything, or the last one's config can't be read.
     """
     work_dir = Path(work_dir)
     training, evaluations = _as_one_run(scalars(work_dir))
@@ -158,7 +158,11 @@ def _read_settings(work_dir: Path) -> tuple[str, dict[str, str] | None, int | No
     merged = [path for path in merged if path.is_file()] or files
     if not merged:
         return name, None, None
-    cfg = Config.fromfile(merged[-1], import_custom_modules=False)
+    try:
+        cfg = Config.fromfile(merged[-1], import_custom_modules=False)
+    except Exception as error:
+        # A config is Python: it can fail in any way.
+        raise ValueError(f'{merged[-1]} is no config that can be read: {error}') from error
     seed = (cfg.get('randomness') or {}).get('seed')
     settings = cfg.to_dict()
     # Of a resumed training it names the checkpoint to go on from.

@@ -37,41 +37,46 @@ def network(step_size=None, **kwargs):
     return Classifier(**kwargs)
 
 
-def hand_count(side, step_sizes):
-    """FLOPs of :class:`Classifier`, one block a stage, with StepNet's adaptors or without; and the
-    adaptors' part."""
+def hand_count(side):
+    """FLOPs of :class:`Classifier`, one block a stage, without step sizes; and channels and maps'
+    elements of its blocks."""
     width = 16
     total = 3 * 9 * width * side**2 + 2 * width * side**2
-    adaptors = 0
-    for stage, out in enumerate((16, 32, 64)):
+    blocks = []
+    for stage, channels in enumerate((16, 32, 64)):
         side = side // 2 if stage else side
-        size = out * side**2
-        total += 9 * width * size + 9 * out * size
+        size = channels * side**2
+        total += 9 * width * size + 9 * channels * size
         total += 2 * (2 * size)  # two norms: a product and a sum an element
-        total += size  # identity + residual, with dt a multiply-add
-        if step_sizes:
-            # Two means over maps. Per channel: coarse next state, two products and sums (onto 0),
-            # the norm, IE, the sigmoid.
-            adaptors += 2 * size + out * (1 + 2 + 2 + 2 + 1 + 1)
-        width = out
-    total += width * side**2 + width * 10  # the head: mean and linear layer
-    return total + adaptors, adaptors
+        total += size  # identity + residual
+        blocks.append((channels, size))
+        width = channels
+    return total + width * side**2 + width * 10, blocks  # the head: mean and linear layer
 
 
 @pytest.mark.parametrize('side', (8, 12))
 def test_flops_of_a_small_network_by_hand(side):
-    result = measure_complexity(network(dict(type='StepNetAdaptor')), side, side)
-    total, adaptors = hand_count(side, step_sizes=True)
-    assert result.flops == total
-    assert result.step_sizes['StepNetAdaptor'].flops == adaptors
-    assert result.step_sizes['StepNetAdaptor'].parameters == 6 * (16 + 32 + 64)
-    assert result.step_sizes['StepNetAdaptor'].modules == 3
-    assert result.parts['head'].flops == 64 * 10
-    assert result.parts['backbone'].flops == total - 64 * 10 - 64 * (side // 4) ** 2
-    assert result.parts[''].flops == 64 * (side // 4) ** 2  # the mean in the network's own forward
+    total, blocks = hand_count(side)
     plain = measure_complexity(network(), side, side)
-    assert plain.flops == hand_count(side, step_sizes=False)[0]
+    assert plain.flops == total
     assert plain.step_sizes == {}
+    assert plain.parts['head'].flops == 64 * 10
+    last = 64 * (side // 4) ** 2
+    assert plain.parts[''].flops == last  # the mean in the network's own forward
+    assert plain.parts['backbone'].flops == total - 64 * 10 - last
+
+    # A mean over the map, C to C / 16 to C channels, a sigmoid; with dt the sum is a multiply-add.
+    gates = sum(size + 2 * channels * (channels // 16) + channels for channels, size in blocks)
+    result = measure_complexity(network(dict(type='SqueezeExcitation')), side, side)
+    assert result.step_sizes['SqueezeExcitation'].flops == gates
+    assert result.flops == total + gates
+
+    # Two means over maps, and a few operations a channel.
+    result = measure_complexity(network(dict(type='StepNetAdaptor')), side, side)
+    share = result.step_sizes['StepNetAdaptor']
+    assert (share.modules, share.parameters) == (3, 6 * (16 + 32 + 64))
+    few = share.flops - sum(2 * size for _, size in blocks)
+    assert 3 * 112 <= few <= 12 * 112
 
 
 def test_resnet50_has_the_published_number():

@@ -163,6 +163,11 @@ def test_what_can_not_be_told_apart_stands_alone(tmp_path):
     }
 
 
+def test_config_that_was_cut_short(tmp_path):
+    with pytest.raises(ValueError, match=r'config\.py is no config that can be read'):
+        make_run(tmp_path, 'net', 'model = dict(')
+
+
 @pytest.mark.parametrize(
     'key, best, value',
     (
