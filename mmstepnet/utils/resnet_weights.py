@@ -207,11 +207,12 @@ def _width(weights: Mapping[str, Tensor], stage: int) -> int:
 
 def _imagenet(weights: Mapping[str, Tensor], stages: list[int]) -> tuple[type, dict]:
     bottleneck = _is_bottleneck(weights)
-    known = {
-        list(lengths) == stages and (block is Bottleneck) == bottleneck: depth
+    depths = [
+        depth
         for depth, (block, lengths) in ARCHITECTURES.items()
-    }
-    if True not in known:
+        if list(lengths) == stages and (block is Bottleneck) == bottleneck
+    ]
+    if not depths:
         raise ValueError(
             f'state_dict: stages of {stages} {"bottleneck" if bottleneck else "basic"} blocks; '
             f'StepResNet has the depths {", ".join(map(str, ARCHITECTURES))}'
@@ -221,7 +222,7 @@ def _imagenet(weights: Mapping[str, Tensor], stages: list[int]) -> tuple[type, d
     stem_channels = _shape(weights, stem.format(6))[0]
     base_channels = _width(weights, stage=1) // (4 if bottleneck else 1)
     return StepResNet, dict(
-        depth=known[True],
+        depth=depths[0],
         in_channels=_shape(weights, stem.format(0))[1],
         stem_channels=None if stem_channels == base_channels else stem_channels,
         base_channels=base_channels,

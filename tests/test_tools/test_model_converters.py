@@ -48,11 +48,12 @@ def randomise(net):
     return net.eval()
 
 
-def predict(toy, monkeypatch, config, checkpoint, work_dir):
+def predict(toy, monkeypatch, config, checkpoint, *flags):
     """Class scores of the test set by ``tools/test.py``, in the order of the data set."""
     monkeypatch.setattr(toy, 'config', config)
+    work_dir = config.parent / 'run'  # not the folder of the config, which is written there
     out = work_dir / 'predictions.pkl'
-    toy.call(monkeypatch, 'test', checkpoint, '--work-dir', work_dir, '--out', out)
+    toy.call(monkeypatch, 'test', checkpoint, '--work-dir', work_dir, '--out', out, *flags)
     return torch.stack([sample['pred_score'] for sample in pickle.loads(out.read_bytes())])
 
 
@@ -180,7 +181,7 @@ def test_a_converted_network_tests_as_a_whole_classifier(
     config.write_text(
         f"{classifier}\nmodel = dict(type='ImageClassifier', {backbone}, {neck}, {head})"
     )
-    scores = predict(toy, monkeypatch, config, tmp_path / 'converted.pth', tmp_path)
+    scores = predict(toy, monkeypatch, config, tmp_path / 'converted.pth')
 
     paths = sorted(pictures.glob('*/*.png'))
     images = [cv2.imread(str(path), cv2.IMREAD_COLOR_RGB) for path in paths]
@@ -201,10 +202,10 @@ def test_a_deployed_checkpoint_is_tested_as_it_is(
     call('to_deploy', config, checkpoint, tmp_path / 'deployed.pth', '--size', 64, 64)
     call('publish_model', tmp_path / 'deployed.pth', tmp_path / 'small.pth')
     (published,) = tmp_path.glob('small-*.pth')
-    expected = predict(toy, monkeypatch, config, checkpoint, tmp_path)
-    for folded in (tmp_path / 'deployed.pth', published):
-        scores = predict(toy, monkeypatch, config, folded, tmp_path)
-        torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
-        assert not torch.equal(scores, torch.full_like(scores, 0.5))
+    for flags in ((), ('--tta',)):
+        expected = predict(toy, monkeypatch, config, checkpoint, *flags)
+        for folded in (tmp_path / 'deployed.pth', published):
+            scores = predict(toy, monkeypatch, config, folded, *flags)
+            torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
     message = refused('to_deploy', config, published, tmp_path / 'twice.pth')
     assert 'is folded for deployment, which only tools/test.py loads' in message
