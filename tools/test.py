@@ -23,6 +23,7 @@ from mmstepnet.utils.command_line import (
     local_rank,
     make_folder,
     reason,
+    say,
     set_work_dir,
 )
 from mmstepnet.utils.data_check import check_dataset_cfg
@@ -32,6 +33,8 @@ from mmstepnet.utils.distributed import (
     process_group,
     set_rank_variables,
 )
+
+_STIFFNESS = ('StiffnessHook', 'StiffnessMetric')
 
 
 def parse_args() -> argparse.Namespace:
@@ -103,6 +106,7 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
     if args.show or args.show_dir:
         show(cfg, args)
     if args.tta:
+        leave_out_stiffness(cfg)
         add_flip_tta(cfg)
 
 
@@ -122,6 +126,23 @@ def show(cfg: Config, args: argparse.Namespace) -> None:
     hook.show = args.show
     hook.wait_time = args.wait_time
     hook.interval = args.interval
+
+
+def leave_out_stiffness(cfg: Config) -> None:
+    """Take out what records stiffness: each version of a picture passes the network by itself."""
+    evaluators = cfg.test_evaluator
+    evaluators = evaluators if isinstance(evaluators, list) else [evaluators]
+    hooks = cfg.get('custom_hooks') or []
+    kept = [
+        [item for item in items if item['type'].rpartition('.')[2] not in _STIFFNESS]
+        for items in (hooks, evaluators)
+    ]
+    if [len(items) for items in kept] == [len(hooks), len(evaluators)]:
+        return
+    if not kept[1]:
+        fail('--tta does not go with a test_evaluator that measures stiffness alone')
+    cfg.custom_hooks, cfg.test_evaluator = kept
+    say('stiffness is left out with --tta: a picture passes the network several times')
 
 
 def add_flip_tta(cfg: Config) -> None:

@@ -1,12 +1,16 @@
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 
 import mmstepnet  # noqa: F401  (lets the safe loader read MMEngine's checkpoints)
 
 pytest.importorskip('mmcv')
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -46,6 +50,25 @@ def test_a_device_that_is_not_there_is_named(demo, monkeypatch, capsys):
     with pytest.raises(SystemExit, match='2'):
         demo.parse_args()
     assert 'argument --device: no gpu on this machine; it has cpu' in capsys.readouterr().err
+
+
+def test_flips_leave_stiffness_out_and_say_so(load_tool, monkeypatch, capsys):
+    # Recording needs one pass a picture, and flips make it two.
+    config = Config.fromfile(ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py')
+    config.test_evaluator = [config.test_evaluator, dict(type='mmstepnet.StiffnessMetric')]
+    before = [hook['type'] for hook in config.custom_hooks]
+    test = load_tool('test')
+    test.leave_out_stiffness(config)
+    after = [hook['type'] for hook in config.custom_hooks]
+    assert after == [name for name in before if name != 'mmstepnet.StiffnessHook'] != before
+    assert [metric['type'] for metric in config.test_evaluator] == ['CocoMetric']
+    assert 'stiffness is left out with --tta' in capsys.readouterr().err
+
+    test.leave_out_stiffness(config)
+    assert not capsys.readouterr().err
+    config.test_evaluator = dict(type='mmstepnet.StiffnessMetric')
+    with pytest.raises(SystemExit, match='2'):
+        test.leave_out_stiffness(config)
 
 
 @pytest.mark.slow
