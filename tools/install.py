@@ -149,7 +149,7 @@ def choose_stack():
     if held and held != [asked]:
         raise InstallError(
             f'{sys.prefix} holds the {" and the ".join(held)} stack, whose modules have the same '
-            f'names as those of {asked}. Use another environment.'
+            f'names as those of {asked}. Use another environment; if none is active, one is made.'
         )
     return asked
 
@@ -350,8 +350,8 @@ class Progress:
     def _explain(tail, log, status):
         text = '\n'.join(tail)
         for pattern, reason in REASONS:
-            if re.search(pattern, text):
-                return f'{reason}\nThe whole output is in {log}'
+            if match := re.search(f'.*(?:{pattern}).*', text):
+                return f'{reason}\n    {match[0].strip()[:300]}\nThe whole output is in {log}'
         last = '\n'.join(f'    {line}' for line in list(tail)[-15:])
         return f'The command ended with status {status}:\n{last}\nThe whole output is in {log}'
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up the environment and runs the tests. Usage:
 #   bash tools/run_tests.sh [--all] [pytest arguments]
-# --all adds the slow tests (about 20 minutes more on two cores).
+# --all adds the slow tests (about 20 minutes more on two cores). Of several -m, pytest takes the
+# last: `MMSTEPNET_STACK=onedl bash tools/run_tests.sh -m smoke` is the short run on the forks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -317,13 +317,14 @@ class TestProgress:
             ('OSError: [Errno 28] No space left on device', 'The disk is full'),
             ('NewConnectionError: refused', 'registry cannot be reached'),
             ('g++: fatal error: Killed signal terminated program cc1plus', 'MAX_JOBS=1'),
-            ('ERROR: No matching distribution found for x', 'does not have that version'),
+            ('ERROR: No matching distribution found for x==1', 'does not have that version'),
             ('something unheard of', 'something unheard of'),
         ],
     )
     def test_failures_have_a_reason(self, install, output, reason):
         with pytest.raises(install.InstallError, match=reason) as caught:
             progress_of(install).run([sys.executable, '-c', f'print({output!r}); exit(3)'])
+        assert f'    {output}\nThe whole output is in ' in str(caught.value)
         assert '01.log' in str(caught.value)
 
     def test_interruption_ends_what_was_started(self, install, monkeypatch, tmp_path):
@@ -361,20 +362,21 @@ def script(path, text):
 
 
 class TestShell:
-    """setup_env.sh and run_tests.sh, with stand-ins for Python on the PATH."""
+    """The shell scripts around the installer, with stand-ins for Python on the PATH."""
 
     @pytest.fixture
     def run(self, tmp_path):
         (tmp_path / 'tools').mkdir()
         for name in ('setup_env.sh', 'run_tests.sh'):
             shutil.copy(ROOT / 'tools' / name, tmp_path / 'tools')
+        shutil.copytree(ROOT / '.ci', tmp_path / '.ci')
         (tmp_path / 'bin').mkdir()
         for name in ('bash', 'dirname', 'mkdir', 'cp'):
             (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
 
-        def run(*arguments, **environment):
+        def run(*arguments, file='tools/run_tests.sh', **environment):
             return subprocess.run(
-                ['bash', str(tmp_path / 'tools' / 'run_tests.sh'), *arguments],
+                ['bash', str(tmp_path / file), *arguments],
                 env={'PATH': str(tmp_path / 'bin'), **environment},
                 capture_output=True,
                 text=True,
@@ -442,6 +444,32 @@ esac"""
         )
         assert done.stdout.startswith(f'{python}: tools/install.py --tests\n')
         assert not (tmp_path / '.venv').exists()
+
+    @pytest.mark.parametrize('failing', ['', '.venv', '.venv-onedl'])
+    def test_ci_gives_each_stack_its_environment(self, run, tmp_path, failing):
+        """Even where one is active, and a failure of either is CI's."""
+        fails = f'\ncase "$0 $2" in *{failing}/bin/python\\ pytest) exit 5 ;; esac'
+        text = self.PYTHON.format(fits=0) + (fails if failing else '')
+        script(tmp_path / 'bin' / 'python3.11', text)
+        for name in ('ruff', 'shellcheck'):
+            script(tmp_path / 'bin' / name, f'echo {name}: "$@"')
+        active = {'VIRTUAL_ENV': str(tmp_path / 'mine'), 'MMSTEPNET_STACK': 'onedl'}
+        done = run(file='.ci/run', **active)
+        upstream, onedl = (tmp_path / name / 'bin' / 'python' for name in ('.venv', '.venv-onedl'))
+        expected = [
+            f'Making {upstream.parents[1]} with {tmp_path}/bin/python3.11',
+            f'{upstream}: tools/install.py --tests',
+            'ruff: check .',
+            'ruff: format --check .',
+            'shellcheck: -x tools/run_tests.sh tools/setup_env.sh .ci/run',
+            f'{upstream}: tools/install.py --tests',
+            f'{upstream}: -m pytest --durations 15',
+            f'Making {onedl.parents[1]} with {tmp_path}/bin/python3.11',
+            f'{onedl}: tools/install.py --tests',
+            f'{onedl}: -m pytest -m not slow -m smoke --durations 15',
+        ]
+        assert done.stdout.splitlines() == (expected[:7] if failing == '.venv' else expected)
+        assert done.returncode == (5 if failing else 0)
 
     def test_failed_installation_ends_the_run(self, run, tmp_path):
         (tmp_path / 'mine' / 'bin').mkdir(parents=True)

@@ -54,6 +54,7 @@ def killed_after(whole_run, work_dir, epochs):
     return work_dir
 
 
+@pytest.mark.smoke
 def test_resumed_run_equals_the_one_without_a_break(toy, whole_run, tmp_path, monkeypatch):
     work_dir = killed_after(whole_run, tmp_path / 'run', epochs=2)
     toy.call(monkeypatch, 'train', '--work-dir', work_dir, '--resume')
@@ -75,6 +76,7 @@ def test_epochs_draw_different_random_numbers(whole_run):
     assert len(set(values)) == len(values)
 
 
+@pytest.mark.smoke
 def test_resume_passes_over_a_truncated_checkpoint(toy, whole_run, tmp_path, monkeypatch, capsys):
     work_dir = killed_after(whole_run, tmp_path / 'run', epochs=3)
     newest = work_dir / 'epoch_3.pth'
@@ -140,6 +142,7 @@ def test_a_failed_write_leaves_the_former_checkpoint(tmp_path, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == ['epoch_1.pth']
 
 
+@pytest.mark.smoke
 def test_old_checkpoints_go_after_the_new_one_is_there(toy, tmp_path, monkeypatch):
     work_dir = tmp_path / 'run'
     there_before_writing = []
@@ -231,6 +234,7 @@ def bad_checkpoints(whole_run, tmp_path):
         ('unsafe', 'holds a posix.system, which torch does not load safely'),
     ],
 )
+@pytest.mark.smoke
 def test_unusable_checkpoints(toy, bad_checkpoints, monkeypatch, capsys, name, message):
     path = bad_checkpoints / f'{name}.pth'
     assert message in refused(toy, monkeypatch, capsys, 'test', path)
@@ -362,8 +366,9 @@ def digits_set(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_main_job(toy, digits_set, tmp_path, monkeypatch, load_tool):
-    """The digits detector: one process, two processes, resume, test, demo, DetInferencer."""
+    """The digits detector: one process, two, resume, test, stiffness, demo, DetInferencer."""
     pytest.importorskip('mmcv.ops')
     config = TOOLS.parent / 'configs' / 'digits' / 'faster_rcnn_r18_stepnet_digits.py'
     splits = ('train', 'val', 'test')
@@ -401,6 +406,14 @@ def test_main_job(toy, digits_set, tmp_path, monkeypatch, load_tool):
     run('dist_test.sh', checkpoint, 2, *out, tmp_path / 'two.json')
     metrics = [json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two')]
     assert metrics[0]['coco/bbox_mAP'] == metrics[1]['coco/bbox_mAP']
+
+    report = tmp_path / 'stiffness.json'
+    as_the_hook = ('--include-first', '--no-figures')
+    run('analysis_tools/stiffness.py', checkpoint, *as_the_hook, *out[2:], report)
+    assert metrics[0]['stiffness/tns'] > 0
+    assert json.loads(report.read_text())['tns']['mean'] == pytest.approx(
+        metrics[0]['stiffness/tns'], rel=1e-5
+    )
 
     picture = sorted((digits_set / 'val').iterdir())[0]
     demo = (picture, config, checkpoint, '--out-dir', tmp_path / 'demo', '--device', 'cpu')
