@@ -56,11 +56,12 @@ class StepSize(nn.Module):
             return identity * self.gate(identity)
         if self.means is None:
             return self.gate(residual)
-        means = (
-            spatial_mean(x) if used else None
-            for x, used in zip((identity, residual), self.means, strict=True)
-        )
-        return self.gate_of_means(*means).to(residual.dtype)[:, :, None, None]
+        of_identity, of_residual = self.means
+        # The residual first: it has just been written and is still in the cache.
+        residual_mean = spatial_mean(residual) if of_residual else None
+        identity_mean = spatial_mean(identity) if of_identity else None
+        dt = self.gate_of_means(identity_mean, residual_mean)
+        return dt.to(residual.dtype)[:, :, None, None]
 
     def gate(self, residual: Tensor) -> Tensor:
         """``dt`` from the residual ``f`` alone, (N, C, H, W) -> broadcastable to it."""
