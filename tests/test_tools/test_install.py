@@ -466,7 +466,7 @@ esac"""
             f'{upstream}: -m pytest --durations 15',
             f'Making {onedl.parents[1]} with {tmp_path}/bin/python3.11',
             f'{onedl}: tools/install.py --tests',
-            f'{onedl}: -m pytest -m not slow -m smoke --durations 15',
+            f'{onedl}: -m pytest -m not slow -m smoke -n 2 --durations 15',
         ]
         assert done.stdout.splitlines() == (expected[:7] if failing == '.venv' else expected)
         assert done.returncode == (5 if failing else 0)
