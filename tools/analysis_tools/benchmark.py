@@ -121,20 +121,6 @@ class Subject:
         synchronize(self.inputs)
         return self.clock() - start
 
-    def peak_memory(self) -> int:
-        """Bytes held at once in a training step, weights, gradients and momentum included."""
-        state = [*self.model.parameters(), *self.model.buffers()]
-        state += [v for s in self.optimizer.state.values() for v in s.values() if v is not None]
-        resident = sum(t.numel() * t.element_size() for t in state)
-        self.optimizer.zero_grad()
-        gc.collect()
-        if self.inputs.is_cuda:
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            self.training()
-            return resident + torch.cuda.max_memory_allocated() - before
-        return resident + peak_of_allocations(self.training)
-
 
 def synchronize(like: Tensor) -> None:
     if like.is_cuda:
@@ -151,6 +137,21 @@ def peak_of_allocations(run: Callable[[], None]) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+def peak_memory(model: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[], None]) -> int:
+    """Bytes held at once in ``run``, weights, gradients and momentum included."""
+    state = [*model.parameters(), *model.buffers()]
+    state += [v for s in optimizer.state.values() for v in s.values() if v is not None]
+    resident = sum(t.numel() * t.element_size() for t in state)
+    optimizer.zero_grad()
+    gc.collect()
+    if not state[0].is_cuda:
+        return resident + peak_of_allocations(run)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return resident + torch.cuda.max_memory_allocated() - before
 
 
 def measure(
@@ -171,7 +172,11 @@ def measure(
                     times[name][phase].append(seconds)
         print(f'  round {i + 1} of {rounds}', file=sys.stderr, flush=True)
     return {
-        name: dict(times=times[name], peak_memory=subjects[name].peak_memory()) for name in names
+        name: dict(
+            times=times[name],
+            peak_memory=peak_memory(subject.model, subject.optimizer, subject.training),
+        )
+        for name, subject in subjects.items()
     }
 
 
