@@ -183,7 +183,7 @@ class Toy:
     def run(self, script, *arguments, **env):
         """Run a script to its end: exit code and output."""
         process = self.start(script, *arguments, **env)
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=600)
         return process.returncode, output
 
 

@@ -83,17 +83,13 @@ class Normed(NamedTuple):
     inverse_deviation: Tensor | None = None
 
 
-def is_affine(norm: nn.BatchNorm2d, y: Tensor) -> bool:
-    """Whether the norm is a gain and an offset known beforehand, precise in the dtype of ``y``."""
-    return not norm.training and y.dtype.itemsize >= 4 and y.dtype == norm.weight.dtype
-
-
 def batch_norm(y: Tensor, norm: nn.BatchNorm2d) -> Normed:
     """``norm(y)`` without a graph, in as few passes over the map as the device allows."""
     if norm.training:
         norm.num_batches_tracked.add_(1)
         return _by_instances(y, norm) if _takes_instances(y, norm) else _native(y, norm)
-    if not is_affine(norm, y):
+    if y.dtype.itemsize < 4 or y.dtype != norm.weight.dtype:
+        # A gain and an offset in half precision would not be precise.
         return _native(y, norm)
     inverse_deviation = (norm.running_var + norm.eps).rsqrt()
     gain = norm.weight * inverse_deviation
@@ -404,12 +400,3 @@ def fused_step(
     return FusedStep.apply(
         identity, residual, weight, bias, norm, step_size, relu, record, *step_size.parameters()
     )
-
-
-def step_without_graph(
-    identity: Tensor, residual: Tensor, norm: nn.BatchNorm2d, step_size: nn.Module, relu: bool
-) -> Tensor:
-    """:func:`fused_step` where no gradient is wanted, for a norm that :func:`is_affine`."""
-    f = batch_norm(residual, norm)
-    dt = step_size.gate_of_means(*_means(identity, f, norm, step_size.means))
-    return _sum(identity, f, dt, relu)

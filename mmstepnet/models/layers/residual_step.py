@@ -8,14 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .fused_step import (
-    can_absorb,
-    fused_step,
-    has_hooks,
-    is_affine,
-    is_transformed,
-    step_without_graph,
-)
+from .fused_step import can_absorb, fused_step, has_hooks, is_transformed
 
 
 @contextmanager
@@ -87,12 +80,8 @@ class ResidualStep(nn.Module):
         transformed = is_transformed(identity) or is_transformed(residual)
         fuse = self.fuse and not transformed and self._can_fuse(identity, residual)
         graph = torch.is_grad_enabled()
-        if fuse and can_absorb(norm, residual):
-            if graph:
-                return self._fused(identity, residual, norm)
-            if self.recorder is None and is_affine(norm, residual):
-                relu = self.activation is not None
-                return step_without_graph(identity, residual, norm, self.step_size, relu)
+        if fuse and graph and can_absorb(norm, residual):
+            return self._fused(identity, residual, norm)
         # Nobody else holds what a norm has just returned, unless a hook took it.
         overwrite = (
             not transformed and isinstance(norm, _BatchNorm | nn.Identity) and not has_hooks(norm)

