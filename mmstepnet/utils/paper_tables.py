@@ -50,7 +50,15 @@ _COCO = {
     'AP medium': 'coco/bbox_mAP_m',
     'AP large': 'coco/bbox_mAP_l',
 }
-_SMALL_DETECTION = {label: _COCO[label] for label in ('AP', 'AP50', 'AP75')}
+_SMALL_DETECTOR = dict(
+    group='detection',
+    config='{column}/faster_rcnn_r18_{method}_{column}.py',
+    batch_size=8,
+    metrics={label: _COCO[label] for label in ('AP', 'AP50', 'AP75')},
+    scale=100,
+    seeds=3,
+    jobs=2,
+)
 
 
 # MMEngine's configs and registries are not made for threads.
@@ -397,27 +405,15 @@ TABLES = {
     ),
     'digits-detection': PaperTable(
         title='Handwritten digits on 128x128 pages: Faster R-CNN with ResNet-18 from scratch, AP',
-        group='detection',
-        config='{column}/faster_rcnn_r18_{method}_{column}.py',
         methods={method: LABELS[method] for method in published.TABLE3},
         columns={'digits': 'digits'},
-        batch_size=8,
-        metrics=_SMALL_DETECTION,
-        scale=100,
-        seeds=3,
-        jobs=2,
         correlate=True,
+        **_SMALL_DETECTOR,
     ),
     'bccd': PaperTable(
         title='Blood cells (BCCD): Faster R-CNN with ResNet-18 from scratch, AP',
-        group='detection',
-        config='{column}/faster_rcnn_r18_{method}_{column}.py',
         methods={method: LABELS[method] for method in ('org', 'stepnet')},
         columns={'bccd': 'BCCD'},
-        batch_size=8,
-        metrics=_SMALL_DETECTION,
-        scale=100,
-        seeds=3,
-        jobs=2,
+        **_SMALL_DETECTOR,
     ),
 }

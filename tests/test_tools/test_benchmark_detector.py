@@ -20,7 +20,7 @@ def tool(load_tool, monkeypatch):
     return load_tool('analysis_tools/benchmark_detector')
 
 
-def test_an_iteration_trains_and_repeats_its_draws(tool):
+def test_an_iteration_trains_the_step_sizes(tool):
     detector = tool.Detector(STEPNET, 2, (64, 64), 'cpu')
     before = detector.model.state_dict()
     before = {name: value.clone() for name, value in before.items()}

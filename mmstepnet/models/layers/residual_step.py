@@ -41,16 +41,16 @@ class ResidualStep(nn.Module):
           into f(x_t)
         - memory: for a recurrent step size, what the block before returned; None for the first
         - norm: the residual branch's last norm, if it is still to be applied. Handing it over saves
-          time and memory: a batch norm becomes a part of the step where dt depends on spatial means
-          alone, and elsewhere the sum overwrites f.
+          time and memory: in training a batch norm becomes a part of the step where dt depends on
+          spatial means alone, and elsewhere the sum overwrites f where nothing else needs it.
         - returns: (N, C, H, W); with a recurrent step size a tuple of that and the next memory
 
     Attributes:
         recorder: None, or a callable ``recorder(step, identity, residual, dt)`` that is called in
             each forward pass before the sum; ``dt`` is None where there is no step size. It must
             not keep or change the tensors.
-        fuse: Whether norm, step size, sum and ReLU run as one where they allow it, in training as
-            one autograd function. :func:`plain_steps` sets it for all.
+        fuse: Whether norm, step size, sum and ReLU run as one autograd function where gradients are
+            wanted and they allow it. :func:`plain_steps` sets it for all.
     """
 
     fuse = True
