@@ -1,7 +1,8 @@
 """What MMEngine logged of a training, put together from all its starts, and trainings that differ
 in nothing but their seed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,8 +10,6 @@ from statistics import fmean, median
 
 import numpy as np
 from mmengine.config import Config
-
-from .experiments import scalars
 
 # Settings that say where, with which seed or how visibly a training ran, not what it computed.
 _INCIDENTAL = (
@@ -113,30 +112,22 @@ class TrainingLog:
         return found
 
 
-def read_training_log(work_dir: str | Path) -> TrainingLog:
-    """Read the log of a training from its work directory.
+def read_log(work_dir: str | Path) -> tuple[list[dict], list[dict]]:
+    """What MMEngine logged in a work directory, put together to one training.
 
     A training that was resumed, or started anew in the same folder, has logged some iterations more
     than once: what a later start says counts, and what an earlier one had said beyond its
     beginning is forgotten.
 
     Args:
-        work_dir: Folder with ``*/vis_data/scalars.json``.
+        work_dir: Folder with ``*/vis_data/scalars.json``; one without has two empty lists.
 
-    Raises:
-        ValueError: No start has logged anything, or the last one's config can't be read.
+    Returns:
+        tuple: Lines of the training by rising iteration, and of the evaluations by rising epoch or
+        iteration (``step``).
     """
-    work_dir = Path(work_dir)
-    training, evaluations = _as_one_run(scalars(work_dir))
-    if not training and not evaluations:
-        raise ValueError(f'{work_dir} has no log: nothing in {work_dir}/*/vis_data/scalars.json')
-    config, settings, seed = _read_settings(work_dir)
-    return TrainingLog(work_dir, training, evaluations, config, settings, seed)
-
-
-def _as_one_run(lines: Iterable[dict]) -> tuple[list[dict], list[dict]]:
     training, evaluations = [], []
-    for line in lines:
+    for line in _logged_lines(Path(work_dir)):
         if 'iter' in line:
             while training and training[-1]['iter'] >= line['iter']:
                 training.pop()
@@ -147,6 +138,33 @@ def _as_one_run(lines: Iterable[dict]) -> tuple[list[dict], list[dict]]:
             # With the iteration that it came after.
             evaluations.append((training[-1]['iter'] if training else 0, line))
     return training, [line for _, line in evaluations]
+
+
+def _logged_lines(work_dir: Path) -> Iterator[dict]:
+    for file in sorted(work_dir.glob('*/vis_data/scalars.json')):
+        for line in file.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                # The last line of a process that was killed while it wrote.
+                continue
+
+
+def read_training_log(work_dir: str | Path) -> TrainingLog:
+    """Read the log of a training from its work directory, see :func:`read_log`.
+
+    Args:
+        work_dir: Folder with ``*/vis_data/scalars.json``.
+
+    Raises:
+        ValueError: No start has logged anything, or the last one's config can't be read.
+    """
+    work_dir = Path(work_dir)
+    training, evaluations = read_log(work_dir)
+    if not training and not evaluations:
+        raise ValueError(f'{work_dir} has no log: nothing in {work_dir}/*/vis_data/scalars.json')
+    config, settings, seed = _read_settings(work_dir)
+    return TrainingLog(work_dir, training, evaluations, config, settings, seed)
 
 
 def _read_settings(work_dir: Path) -> tuple[str, dict[str, str] | None, int | None]:

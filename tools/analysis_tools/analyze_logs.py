@@ -17,7 +17,7 @@ import math
 import os
 
 from mmstepnet.utils.command_line import fail, reason
-from mmstepnet.utils.experiments import Table, mean_and_std
+from mmstepnet.utils.text_table import Table, mean_and_std
 from mmstepnet.utils.training_logs import (
     TrainingLog,
     best_is,

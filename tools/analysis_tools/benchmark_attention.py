@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mmstepnet.models.layers import MetricAttention
 from mmstepnet.utils.command_line import usable_device
-from mmstepnet.utils.experiments import Table
+from mmstepnet.utils.text_table import Table
 
 
 def parse_args() -> argparse.Namespace:

@@ -17,7 +17,7 @@ from benchmark import CLOCKS, package_versions, peak_memory, quartiles, synchron
 from torch import nn
 
 from mmstepnet.utils.command_line import build_model, fail, load_config, usable_device
-from mmstepnet.utils.experiments import Table
+from mmstepnet.utils.text_table import Table
 
 
 class Detector:

@@ -27,7 +27,7 @@ from mmstepnet.utils.command_line import (
     reason,
 )
 from mmstepnet.utils.complexity import CONVENTION, Complexity, Cost, measure_complexity
-from mmstepnet.utils.experiments import Table
+from mmstepnet.utils.text_table import Table
 
 
 def parse_args(argv=None) -> argparse.Namespace:

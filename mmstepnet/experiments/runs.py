@@ -5,15 +5,11 @@ and the run is never repeated. A run without that file was broken off: its train
 its newest checkpoint. Tables are made of the results alone.
 """
 
-import csv
 import fcntl
-import io
 import json
-import math
 import os
 import re
 import shlex
-import statistics
 import subprocess
 import sys
 import threading
@@ -23,6 +19,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from mmstepnet.utils.text_table import Table
+from mmstepnet.utils.training_logs import read_log
 
 RESULT = 'result.json'
 FORMAT = 'mmstepnet.run/1'
@@ -211,7 +210,7 @@ def train(
         env: Environment variables of the process, beside those of this one.
 
     Returns:
-        list[dict]: The evaluations, see :func:`evaluations`.
+        list[dict]: The evaluations, see :func:`mmstepnet.utils.training_logs.read_log`.
 
     Raises:
         RunError: The training failed; with the end of its output. Or another process is at it.
@@ -219,7 +218,7 @@ def train(
     run.work_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run) as lock:
         _call(run, train_command(run, gpus, options), env, lock)
-        found = evaluations(run.work_dir)
+        _, found = read_log(run.work_dir)
         checkpoint = _last_checkpoint(run.work_dir)
         if checkpoint is not None and checkpoint[0] not in {line['step'] for line in found}:
             # Broken off between the last checkpoint and its evaluation: nothing was left to train.
@@ -287,31 +286,10 @@ def _locked(run: Run) -> Iterator[int]:
         yield file.fileno()
 
 
-def scalars(work_dir: Path) -> list[dict]:
-    """Every line that MMEngine logged in a work directory, oldest start of the training first."""
-    files = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
-    lines = (line for file in files for line in file.read_text().splitlines())
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            # The last line of a process that was killed while it wrote.
-            continue
-    return found
-
-
-def evaluations(work_dir: Path) -> list[dict]:
-    """The evaluations of a training by epoch or iteration (``step``), resumed ones once."""
-    by_step = {line['step']: line for line in scalars(work_dir) if 'loss' not in line}
-    return [by_step[step] for step in sorted(by_step)]
-
-
 def epoch_losses(work_dir: Path) -> list[float]:
     """The last loss that was logged in each epoch of a training."""
-    by_epoch = {
-        line['epoch']: line['loss'] for line in scalars(work_dir) if {'epoch', 'loss'} <= {*line}
-    }
+    training, _ = read_log(work_dir)
+    by_epoch = {line['epoch']: line['loss'] for line in training if {'epoch', 'loss'} <= {*line}}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
@@ -328,59 +306,16 @@ def last_and_best(found: Sequence[dict], metric: str) -> dict[str, float]:
     return dict(last=values[-1], best=max(values))
 
 
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation (n - 1; NaN for a single value)."""
-    spread = statistics.stdev(values) if len(values) > 1 else math.nan
-    return statistics.fmean(values), spread
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """``mean ± standard deviation`` of some runs, as a table shows it; a dash for no run."""
-    if not values:
-        return '-'
-    mean, std = mean_and_std(values)
-    return f'{mean:.{digits}f}' if math.isnan(std) else f'{mean:.{digits}f} ± {std:.{digits}f}'
-
-
-@dataclass
-class Table:
-    """Rows of text that print as text, Markdown or CSV."""
-
-    header: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
-
-    def text(self) -> str:
-        """Columns aligned by spaces."""
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
-        return '\n'.join(
-            '  '.join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
-
-    def markdown(self) -> str:
-        """A table as GitHub renders it."""
-        lines = [self.header, ['---'] * len(self.header), *self.rows]
-        return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-
-    def csv(self) -> str:
-        """Comma-separated values."""
-        out = io.StringIO()
-        csv.writer(out, lineterminator='\n').writerows([self.header, *self.rows])
-        return out.getvalue().rstrip('\n')
-
-    def write(self, path: Path) -> list[Path]:
-        """Write ``path`` with the endings ``.txt``, ``.md`` and ``.csv``."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files = []
-        for ending, content in (
-            ('.txt', self.text()),
-            ('.md', self.markdown()),
-            ('.csv', self.csv()),
-        ):
-            files.append(path.with_suffix(ending))
-            files[-1].write_text(content + '\n')
-        return files
+def runs_table(results: Sequence[dict]) -> Table:
+    """Every run on a line of its own: what it is, its metrics as measured, and its seconds."""
+    names = list(dict.fromkeys(name for result in results for name in result['metrics']))
+    table = Table(['column', 'row', 'seed', *names, 'seconds'])
+    for result in results:
+        settings = result['settings']
+        values = [settings['column'], settings['row'], settings['seed']]
+        values += [result['metrics'].get(name, '') for name in names]
+        table.rows.append([str(value) for value in [*values, result['seconds']]])
+    return table
 
 
 def _settings(options: Mapping[str, object]) -> list[str]:

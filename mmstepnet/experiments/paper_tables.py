@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmstepnet.utils.text_table import Table, spread
+
 from . import published
-from .experiments import ROOT, Run, Table, last_and_best, spread, train
+from .runs import ROOT, Run, last_and_best, train
 
 LABELS = {
     'org': 'Org',

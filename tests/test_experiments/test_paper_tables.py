@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from mmengine.config import Config
 
-from mmstepnet.utils import paper_tables, published
-from mmstepnet.utils.experiments import ROOT, RunError
-from mmstepnet.utils.paper_tables import TABLES, array_script
+from mmstepnet.experiments import paper_tables, published
+from mmstepnet.experiments.paper_tables import TABLES, array_script
+from mmstepnet.experiments.runs import ROOT, RunError
 
 
 @pytest.mark.parametrize('name', TABLES)
