@@ -19,7 +19,7 @@ from mmengine.config import Config
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
     BAD_INPUT,
-    SettingsAction,
+    add_settings_argument,
     build_model,
     fail,
     load_config,
@@ -45,13 +45,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--device', type=usable_device, help='cpu, cuda:0, ... (default: a GPU where there is one)'
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=SettingsAction,
-        metavar='KEY=VALUE',
-        help='change settings of the config',
-    )
+    add_settings_argument(parser, 'model.test_cfg.rcnn.nms.iou_threshold=0.6')
     return parser.parse_args()
 
 

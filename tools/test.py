@@ -16,7 +16,7 @@ from mmengine.runner import Runner
 from mmstepnet.models import switch_to_deploy
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
-    SettingsAction,
+    add_settings_argument,
     build_model,
     fail,
     load_config,
@@ -28,7 +28,7 @@ from mmstepnet.utils.command_line import (
 )
 from mmstepnet.utils.data_check import check_dataset_cfg
 from mmstepnet.utils.distributed import (
-    LAUNCHERS,
+    add_launcher_arguments,
     has_gpu,
     process_group,
     set_rank_variables,
@@ -66,20 +66,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--no-pin-memory', action='store_true', help='set pin_memory=False in the data loader'
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=SettingsAction,
-        metavar='KEY=VALUE',
-        help='change settings of the config, e.g. test_dataloader.batch_size=4 or key="[a,b]"',
-    )
-    parser.add_argument(
-        '--launcher', choices=LAUNCHERS, default='none', help='what starts the processes'
-    )
-    parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
+    add_settings_argument(parser, 'test_dataloader.batch_size=4 or key="[a,b]"')
+    add_launcher_arguments(parser)
     args = parser.parse_args()
-    if args.local_rank is not None:
-        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle', '.json')):
         parser.error(f'--out must end in .pkl, .pickle or .json, got {args.out}')
     if args.out_item == 'pred' and (args.out or '').endswith('.json'):

@@ -4,7 +4,6 @@ import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loa
 
 # isort: split
 import argparse
-import os
 
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
@@ -12,7 +11,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
-    SettingsAction,
+    add_settings_argument,
     build_model,
     fail,
     load_config,
@@ -24,7 +23,7 @@ from mmstepnet.utils.command_line import (
 )
 from mmstepnet.utils.data_check import check_dataset_cfg
 from mmstepnet.utils.distributed import (
-    LAUNCHERS,
+    add_launcher_arguments,
     has_gpu,
     process_group,
     set_rank_variables,
@@ -63,21 +62,9 @@ def parse_args() -> argparse.Namespace:
         action='store_true',
         help='set persistent_workers=False in all data loaders; the training loader never has them',
     )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=SettingsAction,
-        metavar='KEY=VALUE',
-        help='change settings of the config, e.g. train_cfg.max_epochs=2 or key="[a,b]"',
-    )
-    parser.add_argument(
-        '--launcher', choices=LAUNCHERS, default='none', help='what starts the processes'
-    )
-    parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.local_rank is not None:
-        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    return args
+    add_settings_argument(parser, 'train_cfg.max_epochs=2 or key="[a,b]"')
+    add_launcher_arguments(parser)
+    return parser.parse_args()
 
 
 def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:

@@ -78,6 +78,17 @@ class SettingsAction(DictAction):
                 parser.error(f'{option_string} {value}: {what}')
 
 
+def add_settings_argument(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add ``--cfg-options``, with an example in its help."""
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=SettingsAction,
+        metavar='KEY=VALUE',
+        help=f'change settings of the config, e.g. {example}',
+    )
+
+
 def load_config(path: str, options: dict | None = None) -> Config:
     """Read a config file and merge command line options into it; ends the process where it can't.
 

@@ -1,5 +1,6 @@
 """Process groups for the command line tools: NCCL on GPUs, gloo where there is none."""
 
+import argparse
 import contextlib
 import datetime
 import gc
@@ -24,6 +25,25 @@ _TIMED_OUT = ('Timed out waiting', 'Application timeout caused pair closure')
 _TIMEOUT = 1800  # seconds that a process waits for another, torch's own default for gloo
 _ANSWER_SECONDS = 5  # how far apart two processes notice that a third one hangs
 _LOOPBACK = ('127.0.0.1', 'localhost', '::1')
+
+
+class _LocalRankAction(argparse.Action):
+    # Launchers that name the process by an argument; one that sets the variable too is right.
+    def __call__(self, parser, namespace, value, option_string=None):
+        os.environ.setdefault('LOCAL_RANK', str(value))
+
+
+def add_launcher_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--launcher``, and ``--local_rank`` for launchers that give it."""
+    parser.add_argument(
+        '--launcher', choices=LAUNCHERS, default='none', help='what starts the processes'
+    )
+    parser.add_argument(
+        *('--local_rank', '--local-rank'),
+        type=int,
+        action=_LocalRankAction,
+        help=argparse.SUPPRESS,
+    )
 
 
 def set_rank_variables(launcher: str) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from mmengine.config import Config
 
 from mmstepnet.utils.command_line import (
-    SettingsAction,
+    add_settings_argument,
     build_model,
     fail,
     load_config,
@@ -43,13 +43,7 @@ def parse_args(argv=None) -> argparse.Namespace:
         '(1333, 800) with keep_ratio that is 800 x 1333)',
     )
     parser.add_argument('--out', type=Path, metavar='FILE.json', help='write the numbers there')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=SettingsAction,
-        metavar='KEY=VALUE',
-        help='change settings of the config, e.g. model.test_cfg.rpn.max_per_img=300',
-    )
+    add_settings_argument(parser, 'model.test_cfg.rpn.max_per_img=300')
     args = parser.parse_args(argv)
     if args.out is not None and args.out.suffix != '.json':
         parser.error(f'--out must end in .json, got {args.out}')

@@ -13,7 +13,6 @@ import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loa
 # isort: split
 import argparse
 import copy
-import os
 
 import numpy as np
 from mmengine.config import Config
@@ -32,7 +31,7 @@ from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.stiffness import TrajectoryRecorder
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
-    SettingsAction,
+    add_settings_argument,
     build_model,
     fail,
     load_config,
@@ -43,7 +42,7 @@ from mmstepnet.utils.command_line import (
 )
 from mmstepnet.utils.data_check import check_dataset_cfg
 from mmstepnet.utils.distributed import (
-    LAUNCHERS,
+    add_launcher_arguments,
     has_gpu,
     process_group,
     set_rank_variables,
@@ -104,20 +103,9 @@ def parse_args(argv=None) -> argparse.Namespace:
         '--work-dir', help='where the report and logs go (default: work_dirs/CONFIG_NAME)'
     )
     parser.add_argument('--amp', action='store_true', help='evaluate in half precision')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=SettingsAction,
-        metavar='KEY=VALUE',
-        help='change settings of the config, e.g. val_dataloader.batch_size=4',
-    )
-    parser.add_argument(
-        '--launcher', choices=LAUNCHERS, default='none', help='what starts the processes'
-    )
-    parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
+    add_settings_argument(parser, 'val_dataloader.batch_size=4')
+    add_launcher_arguments(parser)
     args = parser.parse_args(argv)
-    if args.local_rank is not None:
-        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     if args.out is not None and not args.out.endswith('.json'):
         parser.error(f'--out must end in .json, got {args.out}')
     if args.max_samples is not None and args.max_samples < 2:
