@@ -4,14 +4,11 @@ A run that is finished is never repeated, one that was broken off goes on from i
 checkpoint. Tables and figures lie in WORK_DIR/NAME.
 """
 
-import os
+import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loaded)
 
-# OpenMP reads these when torch loads it, so they stand before every other import.
-os.environ.setdefault('OMP_NUM_THREADS', '1')
-os.environ.setdefault('MKL_NUM_THREADS', os.environ['OMP_NUM_THREADS'])
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
-
+# isort: split
 import argparse
+import os
 import queue
 import shlex
 import shutil
@@ -33,7 +30,7 @@ from mmstepnet.experiments.runs import (
     runs_table,
     train_command,
 )
-from mmstepnet.utils.command_line import fail
+from mmstepnet.utils.command_line import fail, make_folder
 
 
 def paper_table(name: str) -> Experiment:
@@ -109,9 +106,9 @@ def paper_arguments(parser: argparse.ArgumentParser, table: PaperTable) -> None:
 
 def settle_gpus(args: argparse.Namespace, table: PaperTable) -> None:
     """Fill in ``args.gpus`` and ``args.gpus_per_run``; ends the process where they don't fit."""
-    if args.gpus is None:
-        import torch
+    import torch
 
+    if args.gpus is None:
         elsewhere = args.launcher == 'slurm' or (args.dry_run and table.gpu_hours)
         args.gpus = torch.cuda.device_count() or (
             (args.gpus_per_run or table.gpus_per_run) if elsewhere else 0
@@ -129,6 +126,9 @@ def settle_gpus(args: argparse.Namespace, table: PaperTable) -> None:
         table.machine_options(args.gpus_per_run)
     except ValueError as error:
         fail(f'--gpus-per-run: {error}')
+    trains_here = args.launcher == 'none' and not (args.dry_run or args.collect)
+    if trains_here and args.gpus > torch.cuda.device_count():
+        fail(f'--gpus is {args.gpus}, but this machine has {torch.cuda.device_count()}')
 
 
 def gpu_groups(args: argparse.Namespace) -> list[str]:
@@ -180,7 +180,12 @@ def parse_args() -> argparse.Namespace:
     commands = parser.add_subparsers(dest='name', required=True, metavar='NAME')
     for name, experiment in EXPERIMENTS.items():
         command = commands.add_parser(name, help=experiment.help, description=experiment.help)
-        command.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
+        command.add_argument(
+            '--work-dir',
+            type=Path,
+            default=Path('work_dirs/reproduce'),
+            help='where runs and tables go (default: work_dirs/reproduce)',
+        )
         command.add_argument(
             '--seeds', type=int, default=experiment.seeds, help='seeds 0 .. SEEDS - 1 of each row'
         )
@@ -192,6 +197,9 @@ def parse_args() -> argparse.Namespace:
         )
         experiment.arguments(command)
     args = parser.parse_args()
+    for flag in ('data', 'methods'):
+        if len({*getattr(args, flag, ())}) < len(getattr(args, flag, ())):
+            parser.error(f'--{flag} names something twice: {" ".join(getattr(args, flag))}')
     if args.seeds < 1:
         parser.error(f'--seeds must be at least 1, got {args.seeds}')
     args.out = args.work_dir / args.name
@@ -218,11 +226,12 @@ def main() -> None:
             fail(f'--task must lie in 0..{len(runs) - 1}, got {task}')
         runs = runs[task : task + 1]
     try:
-        if getattr(args, 'launcher', 'none') == 'slurm':
+        if getattr(args, 'launcher', 'none') == 'slurm' and not args.collect:
             return submit(runs, args)
         if args.dry_run:
             return list_missing(experiment, runs, args)
         if not args.collect:
+            make_folder(args.work_dir)
             complete(
                 runs,
                 lambda run: experiment.execute(run, args),
@@ -239,8 +248,11 @@ def main() -> None:
     for i, (title, table) in enumerate(experiment.tables(results, args).items()):
         table.write(args.out / (args.name if i == 0 else f'{args.name}_{i + 1}'))
         print(f'\n{title}\n\n{table.text()}')
-    for file in experiment.figures(results, args.out / 'figures'):
-        print(file)
+    try:
+        for file in experiment.figures(results, args.out / 'figures'):
+            print(file)
+    except RunError as error:
+        fail(f'the tables are complete, a figure is not: {error}')
 
 
 if __name__ == '__main__':

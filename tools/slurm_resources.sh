@@ -21,7 +21,7 @@ if ! command -v srun >/dev/null; then
     exit 2
 fi
 # SRUN_ARGS is a string of several options, split at its spaces.
-read -r -a EXTRA <<<"${SRUN_ARGS:-}"
+read -r -d '' -a EXTRA <<<"${SRUN_ARGS:-}" || true
 SLURM_RESOURCES=(
     --partition "$PARTITION"
     --job-name "$JOB_NAME"

@@ -19,12 +19,14 @@ from mmstepnet.utils.command_line import (
     add_settings_argument,
     build_model,
     fail,
+    library,
     load_config,
     local_rank,
     make_folder,
     reason,
     say,
     set_work_dir,
+    type_name,
 )
 from mmstepnet.utils.data_check import check_dataset_cfg
 from mmstepnet.utils.distributed import (
@@ -71,6 +73,8 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle', '.json')):
         parser.error(f'--out must end in .pkl, .pickle or .json, got {args.out}')
+    if args.interval < 1:
+        parser.error(f'--interval must be at least 1, got {args.interval}')
     if args.out_item == 'pred' and (args.out or '').endswith('.json'):
         parser.error('--out FILE.json is for --out-item metrics; predictions are pickled')
     return args
@@ -83,9 +87,8 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
     cfg.load_from, cfg.resume = args.checkpoint, False
     if cfg.get('test_dataloader') is None:
         fail(f'config {args.config} has no `test_dataloader`')
-    scope = cfg.get('default_scope')
     loader = cfg.test_dataloader
-    if scope == 'mmpretrain':
+    if library(cfg) == 'mmpretrain':
         loader.setdefault('collate_fn', dict(type='default_collate'))
         loader.setdefault('pin_memory', has_gpu())
     if args.no_pin_memory:
@@ -104,7 +107,7 @@ def show(cfg: Config, args: argparse.Namespace) -> None:
     hook = cfg.get('default_hooks', {}).get('visualization')
     if hook is None:
         fail('--show and --show-dir need a `visualization` hook in default_hooks of the config')
-    detection = hook.type.rpartition('.')[2] == 'DetVisualizationHook'
+    detection = type_name(hook.type) == 'DetVisualizationHook'
     if args.tta and not detection:
         fail('--show and --show-dir do not go with --tta here: MMPretrain can not draw its batches')
     hook['draw' if detection else 'enable'] = True
@@ -115,6 +118,10 @@ def show(cfg: Config, args: argparse.Namespace) -> None:
     hook.show = args.show
     hook.wait_time = args.wait_time
     hook.interval = args.interval
+    if detection:
+        import mmstepnet.visualization.detection  # noqa: F401  (it needs MMDetection)
+
+        hook.type = 'mmstepnet.IntervalDetVisualizationHook'
 
 
 def leave_out_stiffness(cfg: Config) -> None:
@@ -123,7 +130,7 @@ def leave_out_stiffness(cfg: Config) -> None:
     evaluators = evaluators if isinstance(evaluators, list) else [evaluators]
     hooks = cfg.get('custom_hooks') or []
     kept = [
-        [item for item in items if item['type'].rpartition('.')[2] not in _STIFFNESS]
+        [item for item in items if type_name(item['type']) not in _STIFFNESS]
         for items in (hooks, evaluators)
     ]
     if [len(items) for items in kept] == [len(hooks), len(evaluators)]:
@@ -136,7 +143,7 @@ def leave_out_stiffness(cfg: Config) -> None:
 
 def add_flip_tta(cfg: Config) -> None:
     """Test-time augmentation as the config says, else the picture and its mirror image."""
-    detection = cfg.get('default_scope') != 'mmpretrain'
+    detection = library(cfg) != 'mmpretrain'
     if 'tta_model' not in cfg:
         nms = dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)
         cfg.tta_model = (
@@ -184,7 +191,10 @@ def main() -> None:
     apply_arguments(cfg, args)
     if local_rank() == 0:
         check(cfg)
-        make_folder(cfg.work_dir)
+        # Results that can't be written must not be lost after the whole evaluation.
+        for folder in (cfg.work_dir, args.out and os.path.dirname(args.out), args.show_dir):
+            if folder:
+                make_folder(folder)
     with process_group(args.launcher, cfg):
         test(cfg, args)
 
@@ -202,7 +212,7 @@ def test(cfg: Config, args: argparse.Namespace) -> None:
 
 def dump_metric(cfg: Config, path: str) -> DumpResults:
     """A metric that writes predictions; MMDetection's own one also encodes masks."""
-    if cfg.get('default_scope') == 'mmdet':
+    if library(cfg) == 'mmdet':
         from mmdet.evaluation import DumpDetResults
 
         return DumpDetResults(out_file_path=path)

@@ -14,14 +14,16 @@ from mmstepnet.utils.command_line import (
     add_settings_argument,
     build_model,
     fail,
+    library,
     load_config,
     local_rank,
     make_folder,
     reason,
     say,
     set_work_dir,
+    type_name,
 )
-from mmstepnet.utils.data_check import check_dataset_cfg
+from mmstepnet.utils.data_check import check_class_counts, check_dataset_cfg
 from mmstepnet.utils.distributed import (
     add_launcher_arguments,
     has_gpu,
@@ -89,7 +91,7 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if (loader := cfg.get(name)) is None:
             continue
-        if cfg.get('default_scope') == 'mmpretrain':
+        if library(cfg) == 'mmpretrain':
             loader.setdefault('collate_fn', dict(type='default_collate'))
             loader.setdefault('pin_memory', has_gpu())
             loader.setdefault('persistent_workers', loader.num_workers > 0)
@@ -106,7 +108,7 @@ def make_resumable(cfg: Config) -> None:
     """
     hooks = dict(cfg.get('default_hooks') or {})
     checkpoint = hooks.get('checkpoint', dict(type='CheckpointHook'))
-    if checkpoint is not None and checkpoint.get('type') == 'CheckpointHook':
+    if checkpoint is not None and type_name(checkpoint.get('type', '')) == 'CheckpointHook':
         hooks['checkpoint'] = dict(checkpoint, type='mmstepnet.AtomicCheckpointHook')
     cfg.default_hooks = hooks
     custom = list(cfg.get('custom_hooks') or [])
@@ -166,6 +168,10 @@ def check(cfg: Config, resumed: dict | None) -> None:
     except (FileNotFoundError, ValueError) as error:
         fail(reason(error))
     model = build_model(cfg)
+    try:
+        check_class_counts(model, cfg)
+    except ValueError as error:
+        fail(reason(error))
     try:
         if resumed is not None:
             ckpt.check_same_network(model, resumed, cfg.load_from)

@@ -106,7 +106,11 @@ def _check_categories(
     categories: list[dict], classes: Sequence[str] | None
 ) -> Iterator[tuple[bool, str]]:
     names = [category.get('name') for category in categories]
-    for name in sorted({str(name) for name in names if names.count(name) > 1}):
+    for category, name in zip(categories, names, strict=True):
+        if not isinstance(name, str):
+            yield True, f'category {category.get("id")}: name is {name!r}, not a text'
+    names = [str(name) for name in names]
+    for name in sorted({name for name in names if names.count(name) > 1}):
         yield True, f'category name {name!r} is used more than once'
     if classes is None:
         return
@@ -140,8 +144,8 @@ def _check_images(
             if os.path.getsize(path) == 0:
                 yield True, f'image {number}: {path} is an empty file'
                 continue
-        except OSError as error:
-            yield True, f'image {number}: {path}: {error.strerror}'
+        except (OSError, ValueError) as error:  # a ValueError for a NUL in the name
+            yield True, f'image {number}: {path}: {getattr(error, "strerror", error)}'
             continue
         if decode:
             try:
@@ -176,7 +180,7 @@ def decoded_size(path: str) -> tuple[int, int]:
 def _check_annotations(content: dict, classes: Sequence[str] | None) -> Iterator[tuple[bool, str]]:
     images = {image['id']: image for image in content['images'] if _is_id(image.get('id'))}
     names = {
-        category['id']: category.get('name')
+        category['id']: str(category.get('name'))
         for category in content['categories']
         if _is_id(category.get('id'))
     }
@@ -257,7 +261,12 @@ def _is_id(value) -> bool:
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def _check_box(

@@ -6,7 +6,7 @@ from pathlib import Path
 from mmstepnet.utils.text_table import Table, spread
 
 from .experiment import Experiment, metric, select
-from .runs import ROOT, Run, RunError, epoch_losses, last_and_best, train
+from .runs import ROOT, Run, RunError, epoch_losses, last_and_best, seconds_logged, train
 
 NETWORKS = {
     'resnet20': ('ResNet-20', 'configs/digits/resnet20_org_12e_digits.py'),
@@ -46,7 +46,12 @@ def _execute(run: Run, args: argparse.Namespace) -> dict:
     )
     model, images = _load_trained(run)
     metrics['parameters'] = sum(p.numel() for p in model.parameters())
-    return dict(metrics=metrics, curves=curves, layers=_layer_metrics(model, images))
+    return dict(
+        metrics=metrics,
+        curves=curves,
+        layers=_layer_metrics(model, images),
+        seconds=round(seconds_logged(run.work_dir), 2),
+    )
 
 
 def _load_trained(run: Run) -> tuple:

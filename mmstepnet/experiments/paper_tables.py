@@ -16,7 +16,7 @@ from pathlib import Path
 from mmstepnet.utils.text_table import Table, spread
 
 from . import published
-from .runs import ROOT, Run, last_and_best, train
+from .runs import ROOT, Run, last_and_best, seconds_logged, train
 
 LABELS = {
     'org': 'Org',
@@ -131,7 +131,7 @@ class PaperTable:
         Returns:
             dict: What its result holds: ``metrics`` with ``last`` and ``best`` of the first metric
             and the last value of all (in percent), ``parameters``, and ``tns`` where it was
-            measured; ``gpus``.
+            measured; ``gpus``; ``seconds`` of all its starts.
 
         Raises:
             RunError: The training failed.
@@ -145,7 +145,7 @@ class PaperTable:
             metrics['tns'] = found[-1]['stiffness/tns']
         with _building:
             metrics['parameters'] = count_parameters(run.config)
-        return dict(metrics=metrics, gpus=gpus)
+        return dict(metrics=metrics, gpus=gpus, seconds=round(seconds_logged(run.work_dir), 2))
 
     def machine_options(self, gpus: int) -> dict[str, int]:
         """Settings of a run that follow from its number of GPUs.
@@ -302,7 +302,11 @@ def array_script(
         cpus_per_gpu: CPU cores a GPU.
         options: Further options of ``sbatch``.
     """
-    lines = [f'--job-name={name}', f'--array={_ranges(indices)}', f'--output={folder}/%A_%a.log']
+    lines = [
+        f'--job-name={name}',
+        f'--array={_ranges(indices)}',
+        f'--output={_quoted(f"{folder}/%A_%a.log")}',
+    ]
     lines += ['--nodes=1', '--ntasks=1', f'--cpus-per-task={max(gpus, 1) * cpus_per_gpu}']
     lines += [f'--gres=gpu:{gpus}'] if gpus else []
     lines += ['--requeue', *options]
@@ -312,6 +316,11 @@ def array_script(
         f'set -euo pipefail\ncd {shlex.quote(str(Path.cwd()))}\n'
         f'exec {shlex.join(command)} "$SLURM_ARRAY_TASK_ID"\n'
     )
+
+
+def _quoted(text: str) -> str:
+    """A word of an ``#SBATCH`` line, which Slurm splits at spaces outside of quotes."""
+    return f'"{text}"' if ' ' in text else text
 
 
 def _ranges(indices: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from mmstepnet.utils.text_table import Table
@@ -81,11 +82,12 @@ def read_result(run: Run) -> dict | None:
         return None
     try:
         result = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise RunError(f'{path} is no valid JSON ({error}); delete it to repeat the run') from error
-    if result.get('format') != FORMAT:
+    given = result.get('settings') if isinstance(result, dict) else None
+    if not isinstance(given, dict) or result.get('format') != FORMAT:
         raise RunError(f'{path} is not of format {FORMAT!r}; delete it to repeat the run')
-    given, wanted = result['settings'], run.settings
+    wanted = run.settings
     if given != wanted:
         differing = sorted(k for k in {*given, *wanted} if given.get(k) != wanted.get(k))
         raise RunError(
@@ -117,7 +119,8 @@ def complete(
     Args:
         runs: The runs of a table.
         execute: Does one run and returns what its result holds: ``metrics`` (numbers by name) and
-            whatever else JSON takes. With several workers it is called from threads.
+            whatever else JSON takes; ``seconds`` are measured where it returns none. With several
+            workers it is called from threads.
         say: Takes a line about each run and the time left.
         workers: Runs at the same time.
 
@@ -143,10 +146,15 @@ def complete(
                 f', about {_duration(passed / done * (len(missing) - done))} left' if done else ''
             )
             say(f'[{started}/{len(missing)}] {run.column} {run.row} seed {run.seed}{left}')
-        start = time.monotonic()
-        content = execute(run)
-        seconds = time.monotonic() - start
-        results[i] = write_result(run, seconds=round(seconds, 2), **content)
+        run.work_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(run):
+            # Another command may have finished it since this one began.
+            results[i] = read_result(run)
+            if results[i] is None:
+                start = time.monotonic()
+                content = execute(run)
+                seconds = dict(seconds=round(time.monotonic() - start, 2))
+                results[i] = write_result(run, **seconds | content)
         with one:
             done += 1
 
@@ -253,7 +261,8 @@ def _call(run: Run, command: list[str], env: Mapping[str, str], lock: int) -> No
             command,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **env},
+            # dist_train.sh would run whichever Python stands first on the PATH.
+            env={**os.environ, 'PYTHON': sys.executable, **env},
             pass_fds=[lock],
         )
         _children.add(child)
@@ -273,17 +282,38 @@ def _call(run: Run, command: list[str], env: Mapping[str, str], lock: int) -> No
         )
 
 
+# What this thread has locked: complete() locks a run, and train() in it once more.
+_mine = threading.local()
+
+
 @contextmanager
 def _locked(run: Run) -> Iterator[int]:
-    """Keep others from training the same run; yields the open lock file."""
-    with (run.work_dir / '.lock').open('w') as file:
+    """Keep others from doing the same run; yields the open lock file."""
+    path = run.work_dir / '.lock'
+    held = _mine.__dict__.setdefault('held', {})
+    if path in held:
+        yield held[path]
+        return
+    with path.open('w') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunError(
                 f'run {run.work_dir} is being trained by another process: wait for it or end it'
             ) from error
-        yield file.fileno()
+        held[path] = file.fileno()
+        try:
+            yield file.fileno()
+        finally:
+            del held[path]
+
+
+def seconds_logged(work_dir: Path) -> float:
+    """Seconds that all starts of a training took together, each up to the last line it logged."""
+    return sum(
+        file.stat().st_mtime - datetime.strptime(file.parts[-3], '%Y%m%d_%H%M%S').timestamp()
+        for file in Path(work_dir).glob('*/vis_data/scalars.json')
+    )
 
 
 def epoch_losses(work_dir: Path) -> list[float]:

@@ -231,19 +231,29 @@ def newest_checkpoint(work_dir: str) -> tuple[str | None, dict | None, list[str]
 
 
 def _newest_first(work_dir: Path) -> Iterable[Path]:
-    folders, pointed_at = [work_dir], None
+    pointed_at = None
     pointer = work_dir / 'last_checkpoint'
-    if pointer.is_file() and (text := pointer.read_text().strip()):
-        pointed_at = Path(text).resolve()
-        folders.append(pointed_at.parent)
-    found = {
-        path.resolve(): (int(match[2]), path.stat().st_mtime)
-        for folder in folders
-        if folder.is_dir()
-        for path in folder.iterdir()
-        if (match := _NAME.fullmatch(path.name))
-    }
+    if pointer.is_file():
+        text = pointer.read_text(errors='replace').strip().strip('\0')
+        pointed_at = Path(text).resolve() if text else None
+    found = _numbered(work_dir)
+    if pointed_at is not None and pointed_at.parent != work_dir.resolve():
+        # Written elsewhere (CheckpointHook's out_dir). Where the folder has checkpoints of its own,
+        # the file may have been copied with them from another run, which has gone on since.
+        if found:
+            pointed_at = None
+        else:
+            found = _numbered(pointed_at.parent)
     newest_first = sorted(found, key=found.__getitem__, reverse=True)
     if pointed_at is not None and pointed_at.is_file() and pointed_at not in found:
         newest_first.insert(0, pointed_at)  # named by a template of the user's own
     return newest_first
+
+
+def _numbered(folder: Path) -> dict[Path, tuple[int, float]]:
+    """Checkpoints of a folder with their number and age."""
+    return {
+        path.resolve(): (int(match[2]), path.stat().st_mtime)
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _NAME.fullmatch(path.name))
+    }

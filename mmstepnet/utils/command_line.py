@@ -130,7 +130,9 @@ def build_model(cfg: Config):
     The runner builds its own after it has made the work directory and set the seed. This one is
     for looking at a config and a checkpoint before anything is touched.
     """
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    # None, as new-style configs say, leaves each registry its own scope.
+    if (scope := cfg.get('default_scope', 'mmengine')) is not None:
+        init_default_scope(scope)
     model = copy.deepcopy(cfg.model)
     if cfg.get('data_preprocessor') is not None:
         model.setdefault('data_preprocessor', copy.deepcopy(cfg.data_preprocessor))
@@ -138,3 +140,18 @@ def build_model(cfg: Config):
         return MODELS.build(model)
     except (TypeError, ValueError, KeyError, AssertionError, FileNotFoundError) as error:
         fail(f'the model of {cfg.filename} can not be built: {reason(error)}')
+
+
+def type_name(kind: str | type) -> str:
+    """Name of a config's ``type`` without its scope; MMEngine's new-style configs hold classes."""
+    return kind.rpartition('.')[2] if isinstance(kind, str) else kind.__name__
+
+
+def library(cfg: Config) -> str:
+    """Whose config it is, ``'mmdet'`` or ``'mmpretrain'`` for instance: its ``default_scope``, or,
+    in new-style ones that have none, where the model's class comes from.
+    """
+    if scope := cfg.get('default_scope'):
+        return scope
+    kind = cfg.model.get('type')
+    return (kind if isinstance(kind, str) else kind.__module__).partition('.')[0]

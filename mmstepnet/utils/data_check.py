@@ -1,10 +1,12 @@
 """Look at the data that a config names before any model is built."""
 
 import inspect
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
 
+import torch
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
@@ -29,12 +31,14 @@ HOW_TO_GET = {
     ),
 }
 _SHOWN_WARNINGS = 10
+_HEADS = {'bbox_head', 'mask_head'}
 
 
 def check_dataset_cfg(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> None:
     """Check the data sets of a config's data loaders, without building them.
 
-    For every data set the folders and annotation files must be there. Training and validation sets
+    For every data set the folders and annotation files must be there, and those that its evaluators
+    read. Training and validation sets
     in COCO format are read and checked whole (:func:`mmstepnet.datasets.check_coco`), pictures by
     existence only; boxes that MMDetection is going to leave out are named in the log, pictures that
     it is going to leave out are counted there. With several processes on a machine it is enough to
@@ -59,6 +63,34 @@ def check_dataset_cfg(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> 
                 continue
             seen.append(dataset)
             _check_dataset(dataset, cfg.get('default_scope'), content=split != 'test')
+        if split != 'train':
+            _check_evaluator(cfg.get(f'{split}_evaluator'))
+
+
+def check_class_counts(model: torch.nn.Module, cfg: Config) -> None:
+    """The heads of a detector must have as many classes as its training data has.
+
+    One class too few is trained as background without a word. Heads of boxes and masks are looked
+    at: region proposals tell objects from background, semantic heads know other classes, and models
+    that read text take any.
+
+    Raises:
+        ValueError: A head differs; says which.
+    """
+    if hasattr(model, 'language_model'):
+        return
+    for dataset in _leaves((cfg.get('train_dataloader') or {}).get('dataset')):
+        cls = _dataset_class(dataset['type'], cfg.get('default_scope'))
+        if not _reads_like_coco(cls):
+            continue
+        classes = cls._load_metainfo(dataset.get('metainfo')).get('classes') or ()
+        for name, module in model.named_modules():
+            count = getattr(module, 'num_classes', None)
+            if isinstance(count, int) and count != len(classes) and _HEADS & {*name.split('.')}:
+                raise ValueError(
+                    f'{name} has num_classes={count}, but the training set has {len(classes)} '
+                    f'classes: {", ".join(classes)}'
+                )
 
 
 def _leaves(dataset) -> Iterator[dict]:
@@ -91,10 +123,28 @@ def _check_dataset(dataset: dict, scope: str | None, content: bool) -> None:
         if not os.path.exists(path):
             raise FileNotFoundError(_missing(path, root))
 
-    if content and _reads_like_coco(cls):
-        classes = (dataset.get('metainfo') or {}).get('classes') or cls.METAINFO.get('classes')
+    if not _reads_like_coco(cls):
+        return
+    if content:
+        # MMEngine's reading of metainfo, which may name a file with a class a line.
+        classes = cls._load_metainfo(dataset.get('metainfo')).get('classes')
         filter_cfg = None if dataset.get('test_mode') else dataset.get('filter_cfg')
         _check_content(ann_file, _join(root, prefix.get('img')) or root, classes, filter_cfg)
+    else:
+        try:
+            with open(ann_file, encoding='utf-8') as file:
+                json.load(file)
+        except ValueError as error:
+            raise ValueError(f'{ann_file}: broken JSON: {error}') from error
+
+
+def _check_evaluator(evaluator) -> None:
+    for metric in evaluator if isinstance(evaluator, list | tuple) else [evaluator]:
+        if not isinstance(metric, dict) or metric.get('backend_args') is not None:
+            continue
+        path = metric.get('ann_file')
+        if isinstance(path, str) and path and not os.path.exists(path):
+            raise FileNotFoundError(_missing(path, os.path.dirname(os.path.dirname(path))))
 
 
 def _reads_like_coco(cls: type) -> bool:

@@ -55,7 +55,8 @@ def set_rank_variables(launcher: str) -> None:
     """
     env = os.environ
     if launcher == 'none':
-        env.setdefault('LOCAL_RANK', '0')
+        # Whatever a shell has kept from another launcher.
+        env['LOCAL_RANK'] = '0'
         return
     names = {
         'pytorch': ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'),

@@ -6,10 +6,11 @@ in ``custom_imports``.
 
 import mmcv
 import numpy as np
+from mmdet.engine.hooks import DetVisualizationHook
 from mmdet.structures import DetDataSample
 from mmdet.visualization import DetLocalVisualizer
 
-from mmstepnet.registry import VISUALIZERS
+from mmstepnet.registry import HOOKS, VISUALIZERS
 
 
 @VISUALIZERS.register_module()
@@ -80,3 +81,16 @@ def _enlarge(data_sample: DetDataSample | None, factor: int) -> DetDataSample | 
             instances.bboxes = boxes * factor
             setattr(data_sample, key, instances)
     return data_sample
+
+
+@HOOKS.register_module()
+class IntervalDetVisualizationHook(DetVisualizationHook):
+    """MMDetection's hook with an ``interval`` for test pictures too; its own one draws them all."""
+
+    _passed = 0
+
+    def after_test_iter(self, runner, batch_idx, data_batch, outputs) -> None:
+        """See the base class."""
+        drawn = [sample for i, sample in enumerate(outputs, self._passed) if i % self.interval == 0]
+        self._passed += len(outputs)
+        super().after_test_iter(runner, batch_idx, data_batch, drawn)

@@ -56,6 +56,7 @@ def test_a_right_set_has_no_problems(check, content):
         (dict(bbox=[38, 2, 9, 4]), False, 'sticks out of the picture of 40x30'),
         (dict(bbox=[1, 2, 3]), True, 'bbox is [1, 2, 3], not four finite numbers'),
         (dict(bbox=[1, 2, 3, float('nan')]), True, 'bbox is [1, 2, 3, nan]'),
+        (dict(bbox=[1, 2, 3, 10**400]), True, 'not four finite numbers'),
         (dict(bbox=None), True, 'bbox is None'),
         (dict(area='large'), True, "area is 'large'"),
         (dict(category_id=4), True, 'category id 4 is unknown, known are [3, 7]'),
@@ -109,6 +110,25 @@ def test_classes_may_be_a_part(check, content):
 def test_category_names_are_unique(check, content):
     content['categories'][1]['name'] = 'cell'
     assert check(content) == [(True, "category name 'cell' is used more than once")]
+
+
+@pytest.mark.parametrize('name', [None, 5, ['cell']])
+def test_category_names_are_texts(check, content, name):
+    content['categories'][1]['name'] = name
+    number = content['categories'][1]['id']
+    assert check(content) == [(True, f'category {number}: name is {name!r}, not a text')]
+    assert (True, f'category {number}: name is {name!r}, not a text') in check(
+        content, classes=['cell']
+    )
+
+
+def test_a_picture_name_that_no_file_can_have(content, tmp_path):
+    content['images'][1]['file_name'] = 'b\0.png'
+    (tmp_path / 'ann.json').write_text(json.dumps(content))
+    [problem] = [
+        p for p in check_coco(str(tmp_path / 'ann.json'), str(tmp_path)) if '12' in p.message
+    ]
+    assert problem.fatal and 'null' in problem.message
 
 
 def test_pictures(check, content, tmp_path):

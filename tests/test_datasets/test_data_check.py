@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 from PIL import Image
+from torch import nn
 
-from mmstepnet.utils.data_check import check_dataset_cfg
+from mmstepnet.utils.data_check import check_class_counts, check_dataset_cfg
 
 pytest.importorskip('mmdet')
 
@@ -154,12 +155,12 @@ def test_long_lists_are_cut_and_counted(dataset, tmp_path, warnings):
     assert '25 such warnings in all' in warnings[-1][0]
 
 
-def test_validation_is_checked_and_test_only_for_existence(dataset, tmp_path):
-    (tmp_path / 'ann.json').write_text('{')
+def test_validation_is_checked_and_test_only_read(dataset, tmp_path):
+    (tmp_path / 'ann.json').write_text('{}')
     loaders = dict(val_dataloader=dict(dataset=dataset), test_dataloader=dict(dataset=dataset))
     cfg = Config(dict(default_scope='mmdet', train_dataloader=None, **loaders))
     check_dataset_cfg(cfg, splits=('test',))
-    with pytest.raises(ValueError, match='broken JSON at line 1'):
+    with pytest.raises(ValueError, match="no list of objects under 'images'"):
         check_dataset_cfg(cfg)
 
 
@@ -199,3 +200,67 @@ def test_a_picture_that_can_not_be_decoded_is_named_when_it_is_loaded(dataset, t
     loaded = CocoDataset(**dataset, pipeline=[dict(type='mmdet.LoadImageFromFile')], test_mode=True)
     with pytest.raises(Exception, match=r'img/2\.png'):
         loaded[1]
+
+
+def test_files_of_evaluators(dataset, tmp_path):
+    cfg = config(dataset, val_dataloader=dict(dataset=dataset))
+    for evaluator in (
+        dict(type='CocoMetric', ann_file=f'{tmp_path}/no.json'),
+        [dict(type='VOCMetric'), dict(type='CocoMetric', ann_file=f'{tmp_path}/no.json')],
+    ):
+        cfg.val_evaluator = evaluator
+        with pytest.raises(FileNotFoundError, match=r'no\.json .*is missing'):
+            check_dataset_cfg(cfg)
+    cfg.val_evaluator = dict(type='CocoMetric', ann_file=f'{tmp_path}/ann.json')
+    check_dataset_cfg(cfg)
+
+
+def test_a_broken_test_set(dataset, tmp_path):
+    cfg = config(dataset, test_dataloader=dict(dataset=dataset))
+    text = (tmp_path / 'ann.json').read_text()
+    (tmp_path / 'ann.json').write_text(text[:-9])
+    with pytest.raises(ValueError, match=r'ann\.json: broken JSON'):
+        check_dataset_cfg(cfg, splits=('test',))
+
+
+def test_classes_in_a_file(dataset, tmp_path):
+    file = tmp_path / 'classes.txt'
+    file.write_text('cell\n')
+    dataset['metainfo'] = dict(classes=str(file))
+    check_dataset_cfg(config(dataset))
+    file.write_text('nucleus\n')
+    with pytest.raises(ValueError, match='nucleus'):
+        check_dataset_cfg(config(dataset))
+
+
+def model(classes, *names):
+    """A model whose heads, with dots in their names, know some number of classes."""
+    root = nn.Module()
+    for name in names:
+        parent = root
+        for part in name.split('.'):
+            if part not in parent._modules:
+                parent.add_module(part, nn.Module())
+            parent = parent._modules[part]
+        parent.num_classes = classes
+    return root
+
+
+@pytest.mark.parametrize('head', ['bbox_head', 'roi_head.bbox_head', 'roi_head.mask_head.2'])
+def test_a_head_with_other_classes_than_the_data(dataset, head):
+    cfg = config(dict(type='RepeatDataset', times=2, dataset=dataset))
+    check_class_counts(model(1, head), cfg)
+    for count in (0, 2):
+        with pytest.raises(
+            ValueError, match=f'{head} has num_classes={count}, but the training set has 1 classes'
+        ):
+            check_class_counts(model(count, head), cfg)
+
+
+def test_heads_that_know_other_classes(dataset):
+    check_class_counts(
+        model(9, 'rpn_head', 'roi_head.semantic_head', 'panoptic_head'), config(dataset)
+    )
+    reads_text = model(256, 'bbox_head')
+    reads_text.language_model = nn.Module()
+    check_class_counts(reads_text, config(dataset))

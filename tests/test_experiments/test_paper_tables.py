@@ -87,7 +87,7 @@ def trained(monkeypatch):
 
 
 def result(run, content):
-    return dict(settings=run.settings, seconds=7200.0, **content)
+    return dict(content, settings=run.settings, seconds=7200.0)
 
 
 def test_a_row_shows_spread_and_the_paper_s_numbers(tmp_path, trained):
@@ -201,6 +201,9 @@ def test_array_script(tmp_path, monkeypatch):
     assert '#SBATCH --gres=gpu:4' in lines and '#SBATCH --cpus-per-task=20' in lines
     assert lines.index('#SBATCH --partition=gpu') < lines.index('set -euo pipefail')
     assert lines[-1] == 'exec python \'a b.py\' --task "$SLURM_ARRAY_TASK_ID"'
+    assert f'#SBATCH --output={tmp_path}/logs/%A_%a.log' in lines
+    script = array_script(['python'], [0], tmp_path / 'my logs', 't', 1)
+    assert f'#SBATCH --output="{tmp_path}/my logs/%A_%a.log"' in script.splitlines()
 
 
 def test_a_failed_training_is_no_result(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from mmstepnet.experiments.runs import (
     last_and_best,
     read_result,
     runs_table,
+    seconds_logged,
     train,
     train_command,
     write_result,
@@ -59,12 +61,18 @@ def test_a_result_of_other_settings_is_refused(tmp_path):
         finished(runs_of(tmp_path, lr=0.2))
 
 
-@pytest.mark.parametrize('content', ['{"format": ', '{"format": "other/1"}'])
+@pytest.mark.parametrize(
+    'content',
+    [
+        *(b'', b'{"format": ', b'{"format": "other/1"}', b'{"format": "mmstepnet.run/1"}'),
+        *(b'null', b'[]', b'\xff\xfe'),
+    ],
+)
 def test_an_unreadable_result_is_named(tmp_path, content):
     run = runs_of(tmp_path)[0]
     run.work_dir.mkdir(parents=True)
-    (run.work_dir / 'result.json').write_text(content)
-    with pytest.raises(RunError, match=r'result\.json'):
+    (run.work_dir / 'result.json').write_bytes(content)
+    with pytest.raises(RunError, match=r'result\.json .* delete it'):
         read_result(run)
 
 
@@ -183,3 +191,56 @@ def test_the_table_of_runs_has_every_metric_unrounded(tmp_path):
         'data,b,0,50.0,0.25,1.5',
         'data,b,1,50.0,0.25,1.5',
     ]
+
+
+def test_a_run_that_another_command_finishes_meanwhile_is_not_repeated(tmp_path):
+    first, second, *_ = runs_of(tmp_path)
+    executed = []
+
+    def execute(run):
+        executed.append(run)
+        write_result(second, seconds=3600.0, metrics={})
+        return dict(metrics={})
+
+    results = complete([first, second], execute, quiet)
+    assert executed == [first]
+    assert results[1]['seconds'] == 3600.0
+
+
+def test_runs_without_a_training_are_locked_too(tmp_path):
+    run = runs_of(tmp_path)[0]
+
+    def execute(_):
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(complete, [run], lambda run: dict(metrics={}), quiet)
+            with pytest.raises(RunError, match='another process'):
+                again.result(timeout=30)
+        return dict(metrics=dict(done=1))
+
+    assert complete([run], execute, quiet)[0]['metrics'] == dict(done=1)
+
+
+def test_seconds_of_all_starts(tmp_path):
+    assert seconds_logged(tmp_path) == 0
+    for start in (1_700_000_000, 1_700_009_000):
+        name = time.strftime('%Y%m%d_%H%M%S', time.localtime(start))
+        file = tmp_path / name / 'vis_data' / 'scalars.json'
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (start + 60, start + 60))
+    assert seconds_logged(tmp_path) == 120
+    run = runs_of(tmp_path)[0]
+    results = complete([run], lambda run: dict(metrics={}, seconds=seconds_logged(tmp_path)), quiet)
+    assert results[0]['seconds'] == 120
+
+
+def test_a_run_of_several_processes_uses_the_same_python(tmp_path, monkeypatch):
+    for name, word, code in (('python', 'wrong', 7), ('own', 'right', 3)):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\necho {word}; exit {code}\n')
+        script.chmod(0o755)
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'own'))
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
+    monkeypatch.delenv('PYTHON', raising=False)
+    with pytest.raises(RunError, match=r'exit code 3[\s\S]*right'):
+        train(Run('a', 'd', 0, tmp_path / 'out', 'c.py'), gpus=2)

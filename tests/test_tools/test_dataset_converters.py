@@ -156,6 +156,30 @@ class TestDigits:
             run('digits2coco', '--out', tmp_path, *self.small)
         assert len(files(tmp_path)) == 1
 
+    def test_a_link_is_kept_and_its_target_replaced(self, tmp_path):
+        (tmp_path / 'disk').mkdir()
+        link = tmp_path / 'digits'
+        link.symlink_to(tmp_path / 'disk')
+        for size in (32, 48):
+            run('digits2coco', '--out', link, '--train', 1, '--val', 1, '--size', size)
+            assert link.is_symlink()
+            with Image.open(tmp_path / 'disk' / 'val' / '000001.png') as picture:
+                assert picture.size == (size, size)
+
+    @pytest.mark.parametrize(
+        'content', ['[]', '{"images": [], "annotations": [], "categories": []}']
+    )
+    def test_foreign_sets_without_info(self, tmp_path, content):
+        for split in ('train', 'val'):
+            file = tmp_path / 'set' / 'annotations' / f'{split}.json'
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        with pytest.raises(SystemExit, match='holds something else'):
+            run('digits2coco', '--out', tmp_path / 'set', *self.small)
+        (tmp_path / 'file').touch()
+        with pytest.raises(SystemExit, match='holds something else'):
+            run('digits2coco', '--out', tmp_path / 'file', *self.small)
+
     @pytest.mark.parametrize(
         'option', [('--train', 0), ('--size', 8), ('--size', 999), ('--seed', -1)]
     )
@@ -254,6 +278,11 @@ class TestVOC:
             in capsys.readouterr().err
         )
 
+    def test_a_class_given_twice(self, voc, capsys):
+        with pytest.raises(SystemExit):
+            run('voc2coco', voc, '--classes', 'cat', 'dog', 'cat')
+        assert '--classes names something twice: cat dog cat' in capsys.readouterr().err
+
     def test_all_unusable_pictures_are_named_at_once(self, voc):
         (voc / 'ImageSets/Main/val.txt').write_text('b\nb\nc\nd\n')
         (voc / 'JPEGImages/a.jpg').write_bytes(b'nothing')
@@ -278,6 +307,7 @@ class TestVOC:
         [
             ('<xmin>5</xmin>', '', 'object 1 has no bndbox of four numbers'),
             ('<xmin>5<', '<xmin>five<', 'object 1 has no bndbox of four numbers'),
+            ('<xmin>5<', '<xmin>nan<', 'object 1 has no bndbox of four numbers'),
             ('<name>cat</name>', '', 'object 2 has no name'),
         ],
     )

@@ -1,5 +1,4 @@
 import csv
-import importlib.util
 import json
 import signal
 import subprocess
@@ -9,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import load_tool
+
 TOOL = Path(__file__).parents[2] / 'tools' / 'reproduce.py'
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture
 def tool():
-    spec = importlib.util.spec_from_file_location('reproduce', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up.
-    sys.modules['reproduce'] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules['reproduce']
+    return load_tool('reproduce')
 
 
 @pytest.fixture
@@ -94,6 +89,7 @@ def trained(tool, monkeypatch):
         return dict(metrics=metrics, gpus=gpus)
 
     monkeypatch.setattr(tool.PaperTable, 'execute', execute)
+    monkeypatch.setattr('torch.cuda.device_count', lambda: 16)
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     return calls
 
@@ -226,3 +222,37 @@ def test_killed_and_started_again_it_goes_on(tmp_path):
     assert again['metrics'] == pytest.approx(result['metrics'])
     table = (tmp_path / 'digits/digits.csv').read_text().splitlines()
     assert table[1].startswith('digits,StepNet,0.27,1,')
+
+
+def test_collecting_submits_nothing(reproduce, tmp_path, monkeypatch):
+    sbatch = tmp_path / 'sbatch'
+    sbatch.write_text('#!/bin/sh\ntouch "$(dirname "$0")/submitted"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
+    with pytest.raises(SystemExit):
+        reproduce('vit', '--work-dir', tmp_path / 'out', '--launcher', 'slurm', '--collect')
+    assert not (tmp_path / 'submitted').exists()
+
+
+@pytest.mark.parametrize('flag', ['--methods', '--data'])
+def test_a_name_given_twice_would_count_twice(reproduce, tmp_path, capsys, flag):
+    name = dict(zip(('--methods', '--data'), ('org', 'cifar10'), strict=True))[flag]
+    with pytest.raises(SystemExit):
+        reproduce('table1', flag, name, name, '--dry-run', '--work-dir', tmp_path)
+    assert f'{flag} names something twice: {name} {name}' in capsys.readouterr().err
+
+
+def test_more_gpus_than_there_are(reproduce, tmp_path, capsys, trained):
+    with pytest.raises(SystemExit):
+        reproduce('digits', '--gpus', 17, '--work-dir', tmp_path)
+    assert '--gpus is 17, but this machine has 16' in capsys.readouterr().err
+    assert not trained
+    # Elsewhere there may be more.
+    reproduce('digits', '--gpus', 17, '--dry-run', '--work-dir', tmp_path)
+
+
+def test_a_work_dir_that_can_not_be_made(reproduce, tmp_path, capsys):
+    (tmp_path / 'file').touch()
+    with pytest.raises(SystemExit):
+        reproduce('diffusion', '--work-dir', tmp_path / 'file')
+    assert 'can not be made' in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_environment(toy, srun):
         GPUS='32',
         GPUS_PER_NODE='4',
         CPUS_PER_TASK='12',
-        SRUN_ARGS='--time=1:00:00 --exclude node7',
+        SRUN_ARGS='--time=1:00:00\n--exclude node7',
         SRUN_ONLY_RECORD='1',
     )
     assert code == 0, output

@@ -428,3 +428,62 @@ def test_main_job(toy, digits_set, tmp_path, monkeypatch, load_tool):
     (prediction,) = inferencer(str(picture))['predictions']
     assert prediction['scores'] == pytest.approx(saved['scores'], rel=1e-5)
     assert prediction['labels'] == saved['labels']
+
+
+NEW_STYLE = """
+from mmengine.dataset import DefaultSampler, default_collate
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import EpochBasedTrainLoop, TestLoop, ValLoop
+from mmpretrain.datasets import PackInputs
+from mmpretrain.evaluation import Accuracy
+from mmpretrain.models import (
+    ClsDataPreprocessor,
+    GlobalAveragePooling,
+    ImageClassifier,
+    LinearClsHead,
+)
+from torch.optim import SGD
+
+from mmstepnet.datasets import Digits
+from mmstepnet.models.backbones import StepResNetCifar
+
+default_scope = None
+data_preprocessor = dict(type=ClsDataPreprocessor, mean=[50.0], std=[80.0])
+model = dict(
+    type=ImageClassifier,
+    backbone=dict(type=StepResNetCifar, depth=20, block='basic', in_channels=1),
+    neck=dict(type=GlobalAveragePooling),
+    head=dict(type=LinearClsHead, num_classes=10, in_channels=64),
+)
+pipeline = [dict(type=PackInputs)]
+loader = dict(batch_size=50, num_workers=0, collate_fn=dict(type=default_collate))
+train_dataloader = dict(
+    loader,
+    sampler=dict(type=DefaultSampler, shuffle=True),
+    dataset=dict(type=Digits, split='train', train_per_class=5, pipeline=pipeline),
+)
+val_dataloader = dict(
+    loader,
+    sampler=dict(type=DefaultSampler, shuffle=False),
+    dataset=dict(type=Digits, split='test', pipeline=pipeline),
+)
+test_dataloader = val_dataloader
+val_evaluator = test_evaluator = dict(type=Accuracy, topk=(1,))
+optim_wrapper = dict(optimizer=dict(type=SGD, lr=0.1))
+train_cfg = dict(type=EpochBasedTrainLoop, max_epochs=1)
+val_cfg = dict(type=ValLoop)
+test_cfg = dict(type=TestLoop)
+default_hooks = dict(checkpoint=dict(type=CheckpointHook))
+"""
+
+
+def test_a_new_style_config_is_trained_resumably_and_tested(toy, tmp_path):
+    pytest.importorskip('mmpretrain')
+    config, run = tmp_path / 'new style.py', tmp_path / 'run'
+    config.write_text(NEW_STYLE)
+    code, output = toy.run('train.py', config, '--work-dir', run)
+    assert code == 0, output
+    assert 'AtomicCheckpointHook' in output
+    code, output = toy.run('test.py', config, run / 'epoch_1.pth', '--work-dir', tmp_path / 'test')
+    assert code == 0, output
+    assert 'accuracy/top1' in output

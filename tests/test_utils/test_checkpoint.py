@@ -1,7 +1,10 @@
+import shutil
+
 import pytest
+import torch
 from torch import nn
 
-from mmstepnet.utils.checkpoint import CheckpointError, check_same_network
+from mmstepnet.utils.checkpoint import CheckpointError, check_same_network, newest_checkpoint
 
 
 def classifier(classes, width=4):
@@ -26,3 +29,32 @@ def test_other_differences_are_not_taken_for_it():
     text = message(classifier(10), classifier(10, width=8))
     assert 'another network' in text and '3 of another shape' in text
     assert 'another network' in message(classifier(10), nn.ModuleDict(dict(fc=nn.Linear(4, 5))))
+
+
+def save(folder, epoch, pointer=True):
+    folder.mkdir(exist_ok=True)
+    path = folder / f'epoch_{epoch}.pth'
+    torch.save(dict(meta=dict(epoch=epoch), state_dict={'w': torch.zeros(1)}), path)
+    if pointer:
+        (folder / 'last_checkpoint').write_text(str(path))
+    return str(path)
+
+
+def test_a_copied_run_goes_on_from_its_own_checkpoints(tmp_path):
+    one, two = tmp_path / 'one', tmp_path / 'two'
+    save(one, 3)
+    shutil.copytree(one, two)
+    save(one, 5)
+    assert newest_checkpoint(two)[0] == str(two / 'epoch_3.pth')
+    # As a power failure leaves it.
+    (two / 'last_checkpoint').write_bytes(bytes(30))
+    assert newest_checkpoint(two)[0] == str(two / 'epoch_3.pth')
+
+
+def test_checkpoints_in_another_folder(tmp_path):
+    run, elsewhere = tmp_path / 'run', tmp_path / 'elsewhere'
+    run.mkdir()
+    save(elsewhere, 2)
+    newest = save(elsewhere, 4)
+    (run / 'last_checkpoint').write_text(str(elsewhere / 'epoch_2.pth'))
+    assert newest_checkpoint(run)[0] == newest

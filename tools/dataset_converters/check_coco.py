@@ -4,8 +4,14 @@ python tools/dataset_converters/check_coco.py data/coco/annotations/instances_va
     data/coco/val2017 --images
 """
 
-import argparse
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import launch  # noqa: F401  (the checkout's package, where none is installed)
+
+# isort: split
+import argparse
 
 from mmstepnet.datasets.check_coco import check_coco
 

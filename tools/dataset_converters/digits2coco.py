@@ -12,11 +12,16 @@ by Pillow, without metadata; their bytes are the same as long as Pillow brings t
 python tools/dataset_converters/digits2coco.py --out data/digits_coco
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import launch  # noqa: F401  (the checkout's package, where none is installed)
+
+# isort: split
 import argparse
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -196,7 +201,7 @@ def is_complete(folder: Path, parameters: dict) -> bool:
         ann_file = folder / 'annotations' / f'{split}.json'
         if check_coco(str(ann_file), str(folder / split)):
             return False
-        if json.loads(ann_file.read_text())['info'].get('parameters') != parameters:
+        if json.loads(ann_file.read_text()).get('info', {}).get('parameters') != parameters:
             return False
     return True
 
@@ -214,6 +219,8 @@ def is_ours(folder: Path) -> bool:
 
 def main() -> None:
     args = parse_args()
+    # Where a link leads is replaced, not the link.
+    args.out = args.out.resolve()
     parameters = dict(
         train=args.train,
         val=args.val,
@@ -230,7 +237,8 @@ def main() -> None:
     if is_complete(args.out, parameters):
         print(f'{args.out} is complete already')
         return
-    if args.out.exists() and any(args.out.iterdir()) and not is_ours(args.out):
+    free = not args.out.exists() or (args.out.is_dir() and not any(args.out.iterdir()))
+    if not free and not is_ours(args.out):
         sys.exit(f'{args.out} holds something else: remove it or choose another --out')
 
     # Made beside its place and then moved there, so that the folder is never half finished.

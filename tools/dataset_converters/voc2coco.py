@@ -8,13 +8,19 @@ are neither trained on nor counted, as in VOC's own evaluation.
 python tools/dataset_converters/voc2coco.py data/bccd
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import launch  # noqa: F401  (the checkout's package, where none is installed)
+
+# isort: split
 import argparse
 import json
+import math
 import os
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -38,7 +44,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--strict', action='store_true', help='write nothing if any box had to be left out'
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if len({*(args.classes or ())}) < len(args.classes or ()):
+        parser.error(f'--classes names something twice: {" ".join(args.classes)}')
+    return args
 
 
 def read_splits(voc_root: Path, names: list[str] | None) -> dict[str, list[str]]:
@@ -103,6 +112,8 @@ def read_picture(voc_root: Path, stem: str) -> tuple[str, int, int, list[dict]]:
             box = [
                 float(found.findtext(f'bndbox/{side}')) for side in ('xmin', 'ymin', 'xmax', 'ymax')
             ]
+            if not all(map(math.isfinite, box)):
+                raise ValueError
         except (TypeError, ValueError):
             raise BadPicture(f'{xml}: object {number} has no bndbox of four numbers') from None
         name = (found.findtext('name') or '').strip()
