@@ -5,6 +5,7 @@ from mmengine.logging import print_log
 from torch import nn
 
 from .backbones.base import ResidualBackbone
+from .backbones.blocks import not_foldable
 
 
 def switch_to_deploy(model: nn.Module) -> nn.Module:
@@ -12,8 +13,9 @@ def switch_to_deploy(model: nn.Module) -> nn.Module:
 
     Each module that knows how (backbones of this package, :class:`StepNetAdaptor` in any other
     model) folds itself. Batch norms behind convolutions elsewhere, in necks and heads, are folded
-    by MMCV, except in a part that uses one convolution with several norms. Outputs stay equal up to
-    rounding, a second call changes nothing. The state dict has other keys afterwards: a folded
+    by MMCV, except in a part that uses one convolution with several norms, standardises its
+    weights or has norms in front. Outputs stay equal up to rounding, a second call changes
+    nothing. The state dict has other keys afterwards: a folded
     checkpoint loads into a model that has been switched.
 
     Args:
@@ -43,19 +45,7 @@ def _fold_norms(module: nn.Module) -> None:
     if any(isinstance(part, ResidualBackbone) for part in module.modules()):
         for child in module.children():
             _fold_norms(child)
-    elif _shares_convolutions(module):
-        print_log(
-            f'{type(module).__name__} uses convolutions at several places; its norms stay',
-            logger='current',
-        )
+    elif reason := not_foldable(module):
+        print_log(f'{type(module).__name__} {reason}; its norms stay', logger='current')
     else:
         fuse_conv_bn(module)
-
-
-def _shares_convolutions(module: nn.Module) -> bool:
-    convolutions = [
-        id(part)
-        for _, part in module.named_modules(remove_duplicate=False)
-        if isinstance(part, nn.Conv2d)
-    ]
-    return len(set(convolutions)) < len(convolutions)

@@ -57,6 +57,7 @@ _FREE = (
     *('max_pool2d', 'amax', 'amin', 'argmax', 'min', 'maximum', 'minimum', 'where', 'topk', 'sort'),
     *('unflatten', 'numpy_T', 'pad', 'pixel_unshuffle', 'pixel_shuffle', 'view_as', 'reshape_as'),
     *('expand_as', 'repeat', 'tile', 'clone', 'alias', 'meshgrid', 'linspace', 'lift_fresh'),
+    *('new_ones',),
     *('lt', 'le', 'ne', 'logical_and', 'logical_or', 'logical_not', 'isnan', 'floordiv', 'rand'),
     *('hardtanh', 'hardtanh_', 'leaky_relu', 'leaky_relu_', 'threshold', 'sign'),
 )
@@ -199,7 +200,14 @@ class _Network(nn.Module):
         self.samples = [BaseDataElement(metainfo=dict(info, scale_factor=(1.0, 1.0)))]
         self.proposals = None
         if getattr(model, 'with_rpn', False) and getattr(model, 'with_roi_head', False):
+            if model.test_cfg.get('rpn') is None:
+                raise ValueError(
+                    f'{type(model).__name__} with {type(model.rpn_head).__name__}: how many '
+                    'proposals it has is not known (test_cfg.rpn), nor what it computes of them'
+                )
             self.proposals = int(model.test_cfg.rpn.max_per_img)
+        elif getattr(model, 'with_roi_head', False):
+            raise ValueError(f'{type(model).__name__} takes proposals from elsewhere')
 
     def forward(self, inputs: Tensor):
         model = self.model

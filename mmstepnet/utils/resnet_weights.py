@@ -59,7 +59,7 @@ def read_resnet_weights(path: str) -> tuple[dict[str, Tensor], str | None]:
             content = load_safely(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f'{path} holds a {type(content).__name__} instead of weights by name')
-    for name in (str(path), str(content.get('arch', ''))):
+    for name in (Path(path).name, str(content.get('arch', ''))):
         if found := _SAME_WEIGHTS.search(name):
             raise CheckpointError(
                 f'{path} is of {found[0]}, which blurs or averages before it strides. '
@@ -123,6 +123,11 @@ def convert_resnet(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
         raise ValueError(
             f'state_dict: the classifier must be linear, got weights {tuple(classifier.shape)}'
         )
+    bias = weights.get('head.fc.bias')
+    if classifier is not None and bias is not None and len(bias) != len(classifier):
+        raise ValueError(
+            f'state_dict: the classifier has {len(classifier)} outputs and {len(bias)} biases'
+        )
     stages = _stage_lengths(weights)
     kind, found = (_imagenet if len(stages) == 4 else _cifar)(weights, stages)
     # Checkpoints from before torch 0.4.1 don't count batches.
@@ -143,6 +148,11 @@ def convert_resnet(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
     if wrong := differences(backbone, trunk):
         shown = ', '.join(f'{name}={value!r}' for name, value in arguments.items())
         raise ValueError(f'state_dict does not fit {kind.__name__}({shown}): {wrong}')
+    if classifier is not None and classifier.shape[1] != backbone.feat_dim:
+        raise ValueError(
+            f'state_dict: the classifier takes {classifier.shape[1]} features, the network has '
+            f'{backbone.feat_dim}'
+        )
     return weights, dict(type=f'mmstepnet.{kind.__name__}', **arguments)
 
 
@@ -158,7 +168,9 @@ def _rename(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
         for pattern, replacement in _NAMES:
             if match := re.fullmatch(pattern, name):
-                renamed[match.expand(replacement)] = value
+                if (new := match.expand(replacement)) in renamed:
+                    raise ValueError(f'state_dict: {key!r} and another name mean the same: {new}')
+                renamed[new] = value
                 break
         else:
             raise ValueError(

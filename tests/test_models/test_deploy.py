@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from mmcv.cnn import ConvModule
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
@@ -124,6 +125,21 @@ def test_shared_convolutions_keep_their_norms():
     with torch.no_grad():
         want = head(x)
         equal(switch_to_deploy(head)(x), want)
+
+
+@pytest.mark.parametrize(
+    'conv_cfg, order',
+    [(dict(type='ConvWS'), ('conv', 'norm', 'act')), (None, ('norm', 'conv', 'act'))],
+)
+def test_convolutions_that_are_not_folded_rightly_keep_their_norms(conv_cfg, order):
+    neck = ConvModule(4, 4, 3, conv_cfg=conv_cfg, norm_cfg=dict(type='BN'), order=order)
+    backbone = StepResNet(18, base_channels=8, conv_cfg=conv_cfg)
+    model = randomise(nn.ModuleList([backbone, neck]))
+    x, y = torch.randn(2, 3, 64, 64), torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        want = [*backbone(x), neck(y)]
+        switch_to_deploy(model)
+        equal([*model[0](x), model[1](y)], want)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmstepnet.models import StepResNet, StepResNetCifar, switch_to_deploy
+from mmstepnet.models.step_sizes import FCA, SRM
 
 from .test_deploy import classifier, plugin, randomise  # noqa: F401
 
@@ -134,3 +135,22 @@ def test_onnx_of_a_classifier(classifier, tmp_path):  # noqa: F811
 def test_pre_activated_nets_compile_too():
     model = StepResNetCifar(20, block='basic', pre_activation=True, plugins=plugin('IE')).train()
     torch.compile(model, fullgraph=True, backend='aot_eager')(torch.randn(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize('kind, kwargs, side', [(FCA, dict(dct_size=7), 7), (SRM, {}, 4)])
+def test_an_exported_step_size_takes_maps_of_any_size(kind, kwargs, side, tmp_path):
+    torch.manual_seed(0)
+    step_size = kind(32, **kwargs).eval()
+    with torch.no_grad():
+        for parameter in step_size.parameters():
+            parameter.normal_(std=0.5)
+    pictures = [torch.randn(shape) for shape in ((1, 32, side, side), (3, 32, 1, 1), (2, 32, 9, 5))]
+    sizes = {2: torch.export.Dim('h', min=1), 3: torch.export.Dim('w', min=1)}
+    example = torch.randn(2, 32, side, side)
+    dynamic = {0: torch.export.Dim('batch', min=1), **sizes}
+    path = tmp_path / 'step_size.onnx'
+    for x, (got,) in zip(
+        pictures, onnx_outputs(step_size, example, dynamic, path, pictures), strict=True
+    ):
+        with torch.no_grad():
+            torch.testing.assert_close(got, step_size(x), rtol=1e-4, atol=1e-4)

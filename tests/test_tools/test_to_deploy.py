@@ -49,7 +49,9 @@ def convert(monkeypatch):
     spec.loader.exec_module(tool)
 
     def run(*arguments):
-        monkeypatch.setattr('sys.argv', [str(TOOL), *map(str, arguments), '--size', '64', '64'])
+        given = [str(TOOL), *map(str, arguments)]
+        given += [] if '--size' in given else ['--size', '64', '64']
+        monkeypatch.setattr('sys.argv', given)
         tool.main()
 
     return run
@@ -94,3 +96,24 @@ def test_bad_input_is_one_line(files, convert, tmp_path, capsys):
         convert(config, tmp_path / 'missing.pth', tmp_path / 'x.pth')
     assert capsys.readouterr().err.startswith('error: checkpoint')
     assert not (tmp_path / 'x.pth').exists()
+
+
+@pytest.mark.parametrize(
+    'out, size, message',
+    [
+        ('x.pth', (0, 64), '--size must be two positive numbers, got 0 64'),
+        ('x.onnx', (64, 100), '--size must be multiples of 32 for .onnx, got 64 100'),
+        ('taken.pth', (64, 64), 'taken.pth is there already'),
+        ('taken.pth/x.pth', (64, 64), 'can not be made'),
+    ],
+)
+def test_what_can_not_be_written(files, convert, tmp_path, capsys, out, size, message):
+    config, checkpoint, _ = files
+    taken = tmp_path / 'taken.pth'
+    taken.write_bytes(b'precious')
+    before = {*tmp_path.iterdir()}
+    with pytest.raises(SystemExit, match='2'):
+        convert(config, checkpoint, tmp_path / out, '--size', *size)
+    assert message in capsys.readouterr().err
+    assert taken.read_bytes() == b'precious'
+    assert {*tmp_path.iterdir()} == before

@@ -30,7 +30,7 @@ def _as_others_name_it(net, shortcut, head):
     }
     return {
         **state,
-        f'module.{head}.weight': torch.rand(4, 64),
+        f'module.{head}.weight': torch.rand(4, net.feat_dim),
         f'module.{head}.bias': torch.rand(4),
     }
 
@@ -287,7 +287,7 @@ def test_cifar_architectures_are_found_and_every_weight_kept(arguments, shortcut
     twin.load_state_dict(_trunk(weights))
     for key, value in net.state_dict().items():
         assert torch.equal(twin.state_dict()[key], value), key
-    assert weights['head.fc.weight'].shape == (4, 64)
+    assert weights['head.fc.weight'].shape == (4, net.feat_dim)
 
 
 def test_preactivated_cifar_networks_are_refused():
@@ -417,3 +417,24 @@ def test_trained_networks_keep_their_accuracy(file, depth, accuracy):
         scores = torch.cat([model(batch) for batch in pictures.split(500)])
     correct = (scores.argmax(1) == labels).double().mean().item() * 100
     assert abs(correct - accuracy) <= 0.1
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'fc.bias': torch.zeros(5)}, '1000 outputs and 5 biases'),
+        ({'fc.weight': torch.zeros(1000, 2048)}, 'takes 2048 features, the network has 512'),
+        ({'linear.weight': torch.zeros(1000, 512)}, 'mean the same: head.fc.weight'),
+    ],
+)
+def test_a_classifier_that_does_not_fit_is_refused(changes, message):
+    state_dict = torchvision.models.resnet18().state_dict() | changes
+    with pytest.raises(ValueError, match=message):
+        convert_resnet(state_dict)
+
+
+def test_folders_are_not_taken_for_networks(tmp_path):
+    folder = tmp_path / 'resnetaa50_and_others'
+    folder.mkdir()
+    torch.save(torchvision.models.resnet18().state_dict(), folder / 'resnet18.pth')
+    read_resnet_weights(folder / 'resnet18.pth')

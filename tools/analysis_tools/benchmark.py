@@ -325,6 +325,11 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error(f'--rounds must be at least 2 for a spread, got {args.rounds}')
+    if args.size < 32:
+        parser.error(f'--size must be at least 32, got {args.size}')
+    for name in ('batch', 'threads'):
+        if getattr(args, name) < 1:
+            parser.error(f'--{name} must be at least 1, got {getattr(args, name)}')
     args.models = tuple(dict.fromkeys([BASELINE, *args.models]))
     return args
 
@@ -349,7 +354,9 @@ def main() -> None:
         size, batch, few = args.size, args.batch, max(2, min(args.rounds, 5))
         given = (args.depth, batch, size)
         points = {
-            'size (px)': {s: (args.depth, batch, s) for s in (size * 3 // 5 // 32 * 32, size)},
+            'size (px)': {
+                s: (args.depth, batch, s) for s in (max(32, size * 3 // 5 // 32 * 32), size)
+            },
             'batch': {b: (args.depth, b, size) for b in (max(1, batch // 4), batch)},
             'depth': {d: (d, batch, size) for d in (50, 101)},
         }

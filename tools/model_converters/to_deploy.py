@@ -3,7 +3,7 @@
 A folded checkpoint loads into the same model after ``mmstepnet.models.switch_to_deploy(model)``. An
 ONNX file has batch and picture size as free dimensions; of a detector it holds the backbone, since
 what follows depends on the inference engine. Nothing is written unless the folded model gives the
-same outputs on a random picture.
+same outputs (of a detector: maps of backbone and neck) on a random picture.
 """
 
 import argparse
@@ -15,9 +15,11 @@ import torch
 
 from mmstepnet.models import switch_to_deploy
 from mmstepnet.utils import checkpoint as ckpt
-from mmstepnet.utils.command_line import build_model, fail, load_config, reason
+from mmstepnet.utils.command_line import build_model, fail, load_config, make_folder, reason
+from mmstepnet.utils.publish import write_checkpoint
 
 TOLERANCE = 1e-4
+STRIDE = 32  # the coarsest maps' in pixels
 
 
 class Deployed(torch.nn.Module):
@@ -45,20 +47,30 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.out.suffix not in ('.pth', '.onnx'):
         parser.error(f'OUT must end in .pth or .onnx, got {args.out}')
+    if min(args.size) < 1:
+        parser.error(f'--size must be two positive numbers, got {args.size[0]} {args.size[1]}')
+    if args.out.suffix == '.onnx' and any(side % STRIDE for side in args.size):
+        parser.error(
+            f'--size must be multiples of {STRIDE} for .onnx, got {args.size[0]} {args.size[1]}'
+        )
     return args
 
 
 def largest_error(model: torch.nn.Module, folded: torch.nn.Module, inputs: torch.Tensor) -> float:
     """Of all outputs, the largest ``||difference|| / ||output||``."""
+
+    def outputs(model):
+        # A detector's neck is folded, too.
+        return Deployed(model)(inputs) if hasattr(model, 'head') else model.extract_feat(inputs)
+
     with torch.no_grad():
-        pairs = zip(Deployed(model)(inputs), Deployed(folded)(inputs), strict=True)
+        pairs = zip(outputs(model), outputs(folded), strict=True)
         return max(float((a - b).norm() / a.norm().clamp(min=1e-12)) for a, b in pairs)
 
 
 def write_onnx(model: torch.nn.Module, inputs: torch.Tensor, path: Path) -> None:
     """Export with free batch and picture size, each a multiple of the smallest stride."""
-    stride = 32
-    size = {2 + i: stride * torch.export.Dim(name, min=1) for i, name in enumerate('hw')}
+    size = {2 + i: STRIDE * torch.export.Dim(name, min=1) for i, name in enumerate('hw')}
     torch.onnx.export(
         Deployed(model).eval(),
         (inputs,),
@@ -73,6 +85,8 @@ def write_onnx(model: torch.nn.Module, inputs: torch.Tensor, path: Path) -> None
 
 def main() -> None:
     args = parse_args()
+    if args.out.exists():
+        fail(f'{args.out} is there already: choose another name, or delete it')
     cfg = load_config(args.config)
     model = build_model(cfg)
     try:
@@ -82,18 +96,27 @@ def main() -> None:
         fail(reason(error))
     model.eval()
     folded = switch_to_deploy(copy.deepcopy(model))
-    channels = next(p for p in model.backbone.parameters() if p.dim() == 4).shape[1]
+    mean = getattr(model.data_preprocessor, 'mean', None)
+    channels = 3 if mean is None else len(mean)
     # Two pictures: torch.export takes a dimension of 1 for a constant.
     inputs = torch.randn(2, channels, *args.size)
-    error = largest_error(model, folded, inputs)
+    try:
+        error = largest_error(model, folded, inputs)
+    except RuntimeError as problem:
+        fail(
+            f'--size {args.size[0]} {args.size[1]} is no picture for this model: {reason(problem)}'
+        )
     if not error <= TOLERANCE:
         fail(f'folding changes the outputs by a relative {error:.1e}, nothing is written')
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out.parent)
     if args.out.suffix == '.onnx':
         write_onnx(folded, inputs, args.out)
     else:
         meta = dict(content.get('meta') or {}, deployed=True)
-        torch.save(dict(state_dict=folded.state_dict(), meta=meta), args.out)
+        try:
+            write_checkpoint(dict(state_dict=folded.state_dict(), meta=meta), args.out)
+        except (OSError, ValueError) as problem:
+            fail(f'{args.out} can not be written: {reason(problem)}')
     print(f'{args.out}: outputs differ by a relative {error:.1e}', file=sys.stderr)
 
 

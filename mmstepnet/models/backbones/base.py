@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmstepnet.models.layers.residual_step import ResidualStep
 
-from .blocks import ResidualBlock
+from .blocks import ResidualBlock, not_foldable
 
 _DEFAULT_INIT = [
     dict(type='Kaiming', layer='Conv2d'),
@@ -126,9 +126,17 @@ class ResidualBackbone(BaseModule):
     def _note_loaded(self, state_dict, prefix: str) -> None:
         if prefix and not prefix.endswith('.'):
             prefix += '.'
-        for name in self.steps():
+        for name, step in self.steps().items():
             start = f'{prefix}{name}.step_size.'
-            if any(key.startswith(start) for key in state_dict):
+            own = {
+                start + key: value.shape
+                for key, value in step.step_size.state_dict().items()
+                if not key.endswith('num_batches_tracked')
+            }
+            # All of them and of these shapes: another kind of step size has other weights there.
+            if own and all(
+                key in state_dict and state_dict[key].shape == shape for key, shape in own.items()
+            ):
                 self._loaded_steps.add(name)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
@@ -138,7 +146,10 @@ class ResidualBackbone(BaseModule):
 
     def init_weights(self) -> None:
         """Initialise by ``init_cfg``; fresh step sizes keep the start of their constructor."""
+        again = self.is_init
         super().init_weights()
+        if again:  # MMEngine has warned that nothing is initialised twice.
+            return
         if self.zero_init_residual:
             for block in self.blocks():
                 constant_init(block.last_norm, 0)
@@ -163,7 +174,7 @@ class ResidualBackbone(BaseModule):
         frozen = {id(m) for stage in self._frozen_modules() for m in stage.modules()}
         message = (
             f'{type(self).__name__}: {len(fresh)} of {len(self.steps())} step sizes start fresh, '
-            f'no checkpoint supplied them: {", ".join(fresh)}.'
+            f'init_cfg brought no weights for them: {", ".join(fresh)}.'
         )
         exempt = [name for name, step in fresh.items() if id(step) in frozen]
         if exempt:
@@ -190,7 +201,8 @@ class ResidualBackbone(BaseModule):
             block.fold_norms()
         stem = self._stem_modules()
         names = {id(module): name for name, module in self.named_children()}
-        for before, after in zip(stem, fuse_conv_bn(nn.ModuleList(stem)), strict=True):
-            setattr(self, names[id(before)], after)
+        if not_foldable(nn.ModuleList(stem)) is None:
+            for before, after in zip(stem, fuse_conv_bn(nn.ModuleList(stem)), strict=True):
+                setattr(self, names[id(before)], after)
         # What took the place of norms is new and in training mode.
         self.eval()

@@ -6,7 +6,15 @@ Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1
 from contextlib import nullcontext
 
 import torch
-from mmcv.cnn import build_conv_layer, build_norm_layer, build_plugin_layer, fuse_conv_bn
+from mmcv.cnn import (
+    ConvAWS2d,
+    ConvModule,
+    ConvWS2d,
+    build_conv_layer,
+    build_norm_layer,
+    build_plugin_layer,
+    fuse_conv_bn,
+)
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -109,7 +117,22 @@ class ResidualBlock(BaseModule):
     def fold_norms(self) -> None:
         """Fold batch norms into the convolutions before them; for evaluation mode."""
         # MMCV pairs them by order of registration, which is the order of computation here.
-        fuse_conv_bn(self)
+        if not_foldable(self) is None:
+            fuse_conv_bn(self)
+
+
+def not_foldable(module: nn.Module) -> str | None:
+    """Why MMCV's folding of norms into convolutions would change what ``module`` computes."""
+    modules = [part for _, part in module.named_modules(remove_duplicate=False)]
+    convolutions = [id(part) for part in modules if isinstance(part, nn.Conv2d)]
+    if len(set(convolutions)) < len(convolutions):
+        return 'uses convolutions at several places'
+    if any(isinstance(part, ConvWS2d | ConvAWS2d) for part in modules):
+        return 'standardises the weights of its convolutions'
+    orders = [part.order for part in modules if isinstance(part, ConvModule) and part.with_norm]
+    if any(order.index('norm') < order.index('conv') for order in orders):
+        return 'has norms in front of its convolutions'
+    return None
 
 
 class Stage(Sequential):

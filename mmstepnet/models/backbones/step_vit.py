@@ -100,6 +100,13 @@ class StepVisionTransformer(VisionTransformer):
         if self.frozen_stages > 0:
             self._freeze_stages()
 
+    def train(self, mode: bool = True):
+        """Set the mode; frozen layers stay in evaluation, with the statistics of their norms."""
+        super().train(mode)
+        if self.frozen_stages > 0:
+            self._freeze_stages()
+        return self
+
     @torch.no_grad()
     def switch_to_deploy(self) -> None:
         """Fold step sizes that can be folded, in place; a second call changes nothing.

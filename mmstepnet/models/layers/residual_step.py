@@ -111,7 +111,8 @@ class ResidualStep(nn.Module):
     def _can_fuse(self, identity: Tensor, residual: Tensor) -> bool:
         step_size, activation = self.step_size, self.activation
         return (
-            getattr(step_size, 'means', None) is not None
+            getattr(step_size, 'computed_by_means', False)
+            and residual.numel() > 0
             and identity.shape == residual.shape
             and identity.dtype == residual.dtype
             and not has_hooks(step_size)

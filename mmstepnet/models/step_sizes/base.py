@@ -46,6 +46,20 @@ class StepSize(nn.Module):
     recurrent = False
     means: tuple[bool, bool] | None = None
     takes_map_size = False
+    _by_means_alone = True
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if 'gate_of_means' in vars(cls):
+            cls._by_means_alone = True
+        elif 'forward' in vars(cls) or 'gate' in vars(cls):
+            # More than gate_of_means belongs to what it computes.
+            cls._by_means_alone = False
+
+    @property
+    def computed_by_means(self) -> bool:
+        """Whether ``gate_of_means`` is all of it, so that a training step may call that alone."""
+        return self.means is not None and self._by_means_alone and 'forward' not in vars(self)
 
     def __init__(self, in_channels: int):
         super().__init__()
@@ -54,8 +68,11 @@ class StepSize(nn.Module):
     def forward(self, identity: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is None:
             return identity * self.gate(identity)
-        if self.means is None:
+        if self.means is None or type(self).gate is not StepSize.gate:
             return self.gate(residual)
+        return self._by_means(identity, residual)
+
+    def _by_means(self, identity: Tensor | None, residual: Tensor) -> Tensor:
         of_identity, of_residual = self.means
         # The residual first: it has just been written and is still in the cache.
         residual_mean = spatial_mean(residual) if of_residual else None
@@ -67,8 +84,7 @@ class StepSize(nn.Module):
         """``dt`` from the residual ``f`` alone, (N, C, H, W) -> broadcastable to it."""
         if self.means is None:
             raise NotImplementedError(f'{type(self).__name__} has to implement gate(residual)')
-        # Not self(...), which would call hooks a second time.
-        return StepSize.forward(self, None, residual)
+        return self._by_means(None, residual)
 
     def gate_of_means(self, identity_mean: Tensor | None, residual_mean: Tensor | None) -> Tensor:
         """``dt`` (N, C) from spatial means (N, C), those that :attr:`means` asks for."""

@@ -42,6 +42,20 @@ def cosine_basis(size: int) -> Tensor:
     return (vertical[:, :, None] * horizontal[:, None, :]).float()
 
 
+_is_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
+
+
+def _averages(length: int, size: int, like: Tensor) -> Tensor:
+    """Adaptive average pooling along an axis as a matrix, (size, length).
+
+    Exporters would write a pooling of the windows that their example has.
+    """
+    i = torch.arange(size, device=like.device)[:, None]
+    start, end = i * length // size, ((i + 1) * length + size - 1) // size
+    position = torch.arange(length, device=like.device)
+    return ((position >= start) & (position < end)).to(like.dtype) / (end - start)
+
+
 class FCA(StepSize):
     r"""Step size :math:`dt = \sigma(W_2\,\mathrm{relu}(W_1 \mathrm{Freq}))`.
 
@@ -92,7 +106,15 @@ class FCA(StepSize):
 
     def gate(self, residual: Tensor) -> Tensor:
         size = (self.dct_size, self.dct_size)
-        x = residual if residual.shape[2:] == size else F.adaptive_avg_pool2d(residual, size)
+        if _is_exporting():
+            rows, columns = (
+                _averages(length, self.dct_size, residual) for length in residual.shape[2:]
+            )
+            x = torch.einsum('ih,nchw,jw->ncij', rows, residual, columns)
+        elif residual.shape[2:] == size:
+            x = residual
+        else:
+            x = F.adaptive_avg_pool2d(residual, size)
         x = x.unflatten(1, (len(self.basis), -1))
         frequency = torch.einsum('ngchw,ghw->ngc', x, self.basis.to(x.dtype)).flatten(1)
         return self.mlp(frequency).sigmoid().to(residual.dtype)[:, :, None, None]

@@ -44,7 +44,10 @@ class SRM(StepSize):
     def gate(self, residual: Tensor) -> Tensor:
         x = residual.flatten(2)
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        variance, mean = torch.var_mean(x, 2, correction=min(1, x.shape[2] - 1))
-        spread = (variance + self.eps).sqrt()
-        logit = self.norm(mean * self.weight[:, 0] + spread * self.weight[:, 1])
+        variance, mean = torch.var_mean(x, 2, correction=0)
+        # The unbiased variance, 0 on one position; in tensors, which a graph keeps for any size.
+        count = x.new_ones(x.shape[2]).sum()
+        spread = (variance * (count / (count - 1).clamp(min=1)) + self.eps).sqrt()
+        logit = mean * self.weight[:, 0] + spread * self.weight[:, 1]
+        logit = self.norm(logit.to(self.weight.dtype))
         return logit.sigmoid().to(residual.dtype)[:, :, None, None]

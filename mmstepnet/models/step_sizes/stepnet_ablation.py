@@ -100,6 +100,7 @@ class StepNetAblation(StepSize):
             logit = self.mlp(torch.cat(pooled, 1).to(self.mlp[0].weight.dtype))
         else:
             logit = sum(mean * self.weight[:, i] for i, mean in enumerate(pooled))
+            logit = logit.to(self.weight.dtype)
         if self.variant != 'c':
             logit = self.norm(logit)
         if self.variant != 'b':

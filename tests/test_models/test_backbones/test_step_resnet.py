@@ -457,3 +457,29 @@ def test_config_objects_are_plugins_too():
     assert len(model.steps()) == 4
     assert isinstance(model.layer1[0].step, ResidualStep)
     assert isinstance(model.layer1[0].step.step_size, StepNetAdaptor)
+
+
+@pytest.mark.parametrize(
+    'other',
+    [dict(type='mmstepnet.SqueezeExcitation', reduction=4), dict(ADAPTOR['cfg'], inputs='next')],
+)
+def test_weights_of_another_step_size_leave_this_one_fresh(tmp_path, other):
+    path = tmp_path / 'other.pth'
+    torch.save(dict(state_dict=small(plugins=[dict(cfg=other)]).state_dict()), path)
+    init_cfg = dict(type='Pretrained', checkpoint=str(path))
+    model = small(norm_eval=True, frozen_stages=1, init_cfg=init_cfg)
+    model.init_weights()
+    model.train()
+    assert len(model.fresh_steps()) == 8
+    for step in model.steps().values():
+        assert step.step_size.norm.training
+        assert all(parameter.requires_grad for parameter in step.parameters())
+
+
+def test_weights_are_initialised_once():
+    model = small(zero_init_residual=True)
+    model.init_weights()
+    randomise(model)
+    before = copy.deepcopy(model.state_dict())
+    model.init_weights()
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())

@@ -118,3 +118,12 @@ def test_without_mmpretrain_building_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, 'mmstepnet.models.backbones.step_vit', raising=False)
     with pytest.raises(ImportError, match=r'pip install "mmpretrain'):
         build()
+
+
+def test_frozen_layers_stay_as_they_are():
+    net = randomise(build(frozen_stages=1)).train()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    net(torch.randn(4, 1, 8, 8))[0].sum().backward()
+    moved = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
+    assert moved and all(key.startswith('layers.1.') for key in moved)
+    assert not any(p.requires_grad for p in net.layers[0].parameters())

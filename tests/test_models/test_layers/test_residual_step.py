@@ -1,7 +1,10 @@
+import pytest
 import torch
 from torch import nn
 
 from mmstepnet.models import ResidualStep
+from mmstepnet.models.step_sizes import SqueezeExcitation
+from mmstepnet.models.step_sizes.base import StepSize
 
 
 class ConstantStep(nn.Module):
@@ -33,3 +36,47 @@ def test_recorder_hears_each_pass_before_the_sum():
     assert all(torch.equal(entry[1], x) and torch.equal(entry[2], f) for entry in heard)
     assert heard[0][3] is None
     assert heard[1][3].unique().tolist() == [0.25]
+
+
+class HalvedForward(SqueezeExcitation):
+    def forward(self, identity, residual=None):
+        return 0.5 * super().forward(identity, residual)
+
+
+class HalvedGate(SqueezeExcitation):
+    def gate(self, residual):
+        return 0.5 * super().gate(residual)
+
+
+class HalvedMeans(HalvedForward):
+    def gate_of_means(self, identity_mean, residual_mean):
+        return 0.5 * super().gate_of_means(identity_mean, residual_mean)
+
+    forward = StepSize.forward
+
+
+def halved_instance(channels, **kwargs):
+    step_size = SqueezeExcitation(channels, **kwargs)
+    forward = step_size.forward
+    step_size.forward = lambda *states: 0.5 * forward(*states)
+    return step_size
+
+
+@pytest.mark.parametrize('kind', [HalvedForward, HalvedGate, HalvedMeans, halved_instance])
+def test_what_a_subclass_overrides_counts_in_training_too(kind):
+    plain, halved = SqueezeExcitation(8, reduction=2), kind(8, reduction=2)
+    halved.load_state_dict(plain.state_dict())
+    x, f = torch.randn(2, 2, 8, 4, 4)
+    want = x + 0.5 * (ResidualStep(plain)(x, f) - x)
+    with torch.no_grad():
+        torch.testing.assert_close(ResidualStep(halved)(x, f), want)
+    torch.testing.assert_close(ResidualStep(halved)(x, f), want)
+    torch.testing.assert_close(halved(f), 0.5 * plain(f))
+
+
+def test_a_batch_without_a_sample():
+    step = ResidualStep(SqueezeExcitation(8, reduction=2))
+    x = torch.zeros(0, 8, 4, 4, requires_grad=True)
+    out = step(x, torch.zeros(0, 8, 4, 4))
+    out.sum().backward()
+    assert out.shape == x.shape == x.grad.shape

@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from mmstepnet.models.step_sizes import CBAM, ECA, FCA, IE, SEM, SGE, SRM, SqueezeExcitation
+from mmstepnet.models.step_sizes import (
+    CBAM,
+    ECA,
+    FCA,
+    IE,
+    SEM,
+    SGE,
+    SRM,
+    SqueezeExcitation,
+    StepNetAblation,
+    StepNetAdaptor,
+)
 from mmstepnet.registry import MODELS
 
 STEP_SIZES = [CBAM, ECA, FCA, IE, SEM, SGE, SRM, SqueezeExcitation]
@@ -97,3 +108,19 @@ def test_is_a_plugin_of_an_unmodified_mmdet_resnet(kind):
     net(x)
     residual, scaled = seen[0]
     torch.testing.assert_close(scaled, residual * gate(residual, residual))
+
+
+WHOLE = [(kind, {}) for kind in STEP_SIZES]
+WHOLE += [(StepNetAdaptor, {}), *((StepNetAblation, dict(variant=v)) for v in 'abcd')]
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('kind, kwargs', WHOLE)
+def test_a_module_turned_to_half_precision(kind, kwargs, dtype):
+    torch.manual_seed(0)
+    step_size = kind(64, **kwargs).eval()
+    x, f = torch.randn(2, 2, 64, 6, 6)
+    want = step_size(x, f)
+    dt = step_size.to(dtype)(x.to(dtype), f.to(dtype))
+    assert dt.dtype == dtype
+    torch.testing.assert_close(dt.float(), want, rtol=0.05, atol=0.02)
