@@ -31,6 +31,9 @@ class MoonsSettings:
         noise: Standard deviation of the points around the moons.
         data_seed: Seed of the points; None draws other points for every seed.
         eval_interval: Steps between two points of the curves.
+
+    Raises:
+        ValueError: Another ``data``, or a count below 1.
     """
 
     kernel: str = 'metric'
@@ -45,6 +48,20 @@ class MoonsSettings:
     noise: float = 0.2
     data_seed: int | None = 0
     eval_interval: int = 5
+
+    def __post_init__(self):
+        if self.data not in ('moons', 'digits'):
+            raise ValueError(f"data must be 'moons' or 'digits', got {self.data!r}")
+        for name in (
+            'depth',
+            'embed_dims',
+            'steps',
+            'train_points',
+            'test_points',
+            'eval_interval',
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f'{name} must be at least 1, got {getattr(self, name)!r}')
 
 
 def two_moons(points: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:

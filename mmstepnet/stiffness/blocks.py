@@ -198,6 +198,9 @@ class ReluListener(HookListener):
         self.source = _residual_source(module)
         gates = (getattr(module, gate, None) for gate in _GATES)
         self.gate = next((gate for gate in gates if isinstance(gate, nn.Module)), None)
+        plugins = _plugins(module)
+        if self.gate is None and plugins and _is_step_size(plugins[-1]):
+            self.gate = plugins[-1]
         self.verified = False
 
     def _attach_inside(self) -> list[RemovableHandle]:
@@ -249,6 +252,8 @@ class ReluListener(HookListener):
     def _verify(self, output: Tensor) -> None:
         """Compare the first sample with what the block is taken for; wrong numbers look right."""
         total = self.first_state.double() + self.first_increment.double()
+        if not (total.isfinite().all() and output.isfinite().all()):
+            return  # it says nothing; another pass will
         # Activations differ below zero; well above it they all return what they get.
         error = (output.double() - total).where(total > 0.5 * total.max(), 0).abs().max()
         if error > 0.05 * total.abs().max():
@@ -406,15 +411,25 @@ def _numbered_layers(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
 
 
 def _residual_source(module: nn.Module) -> nn.Module:
-    """The layer that f comes from: the last norm, or MMDetection's plugin layers after it."""
-    _, norm = _numbered_layers(module)
+    """The layer that f comes from: the last norm, or MMDetection's plugin layers after it, but for
+    a step size at the end."""
+    layers = [_numbered_layers(module)[1], *_plugins(module)]
+    return layers[-2] if _is_step_size(layers[-1]) else layers[-1]
+
+
+def _plugins(module: nn.Module) -> list[nn.Module]:
+    """MMDetection's plugin layers behind a block's last convolution."""
     for number in (3, 2):
-        plugins = getattr(module, f'after_conv{number}_plugin_names', None)
-        if plugins:
-            return getattr(module, plugins[-1])
+        if names := getattr(module, f'after_conv{number}_plugin_names', None):
+            return [getattr(module, name) for name in names]
         if getattr(module, f'conv{number}', None) is not None:
             break
-    return norm
+    return []
+
+
+def _is_step_size(module: nn.Module) -> bool:
+    """Whether a plugin layer scales what it gets, as those here do; others add to it."""
+    return hasattr(module, 'gate') and hasattr(module, 'means')
 
 
 def _block_name(name: str) -> str:
@@ -452,7 +467,13 @@ def _candidates(modules: dict[str, nn.Module]) -> str:
 def _first_tensor(values: Tensor | Iterable) -> Tensor:
     if isinstance(values, Tensor):
         return values
-    return next(value for value in values if isinstance(value, Tensor))
+    found = next((value for value in values if isinstance(value, Tensor)), None)
+    if found is None:
+        raise ValueError(
+            f'a block gets or returns a {type(values).__name__} without a tensor in it; leave it '
+            'out of blocks'
+        )
+    return found
 
 
 def _version(tensor: Tensor) -> Tensor:

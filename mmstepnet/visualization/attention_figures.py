@@ -36,9 +36,14 @@ def training_curves_figure(groups, xlabel='step'):
             values = np.array([curve[name] for curve in curves])
             mean = values.mean(0)
             spread = values.std(0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
-            axis.plot(steps, mean, color=COLORS[i], label=literal(method))
+            axis.plot(steps, mean, color=COLORS[i % len(COLORS)], label=literal(method))
             axis.fill_between(
-                steps, mean - spread, mean + spread, color=COLORS[i], alpha=0.2, linewidth=0
+                steps,
+                mean - spread,
+                mean + spread,
+                color=COLORS[i % len(COLORS)],
+                alpha=0.2,
+                linewidth=0,
             )
         axis.set_ylabel(label)
         axis.grid(True)
@@ -213,7 +218,12 @@ def diffusion_figure(errors, reference=None, ylabel='largest error of the step')
     axis = figure.subplots()
     for i, (name, (eps, values)) in enumerate(errors.items()):
         axis.plot(
-            eps, values, color=COLORS[i % 6], marker=MARKERS[i], markersize=3, label=literal(name)
+            eps,
+            values,
+            color=COLORS[i % 6],
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=3,
+            label=literal(name),
         )
     if reference is not None:
         label, constant, order = reference
@@ -249,8 +259,8 @@ def depth_figure(series, ylabel, xlabel='layer'):
         mean = values.mean(1).numpy()
         spread = values.std(1).numpy() if values.shape[1] > 1 else np.zeros_like(mean)
         axis.errorbar(
-            range(len(mean)), mean, spread, color=COLORS[i], marker=MARKERS[i], markersize=3,
-            capsize=2, label=literal(name),
+            range(len(mean)), mean, spread, color=COLORS[i % len(COLORS)],
+            marker=MARKERS[i % len(MARKERS)], markersize=3, capsize=2, label=literal(name),
         )  # fmt: skip
     axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)

@@ -79,8 +79,16 @@ def _enlarge(data_sample: DetDataSample | None, factor: int) -> DetDataSample | 
             instances = data_sample.get(key).clone()
             boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
             instances.bboxes = boxes * factor
+            if 'masks' in instances:
+                instances.masks = _enlarge_masks(instances.masks, factor)
             setattr(data_sample, key, instances)
     return data_sample
+
+
+def _enlarge_masks(masks, factor: int):
+    if hasattr(masks, 'rescale'):  # MMDetection's structures, of true objects
+        return masks.rescale(factor)
+    return masks.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
 
 
 @HOOKS.register_module()

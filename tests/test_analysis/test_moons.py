@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from sklearn.datasets import load_digits
 
@@ -50,3 +51,12 @@ def test_metric_attention_learns_the_moons():
     _, result = train_moons(MoonsSettings(steps=100), seed=0)
     assert result['metrics']['best'] >= 95
     assert result['metrics']['steps_to_95'] <= 100
+
+
+@pytest.mark.parametrize(
+    'settings', [dict(data='digit'), dict(steps=0), dict(eval_interval=0), dict(depth=0)]
+)
+def test_settings_that_train_nothing(settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f'{name} must be .*{value!r}'):
+        MoonsSettings(**settings)

@@ -27,3 +27,12 @@ def test_a_data_set_is_named_by_the_part_that_was_seen(attributes, expected):
     assert describe_dataset(Pictures(**attributes)) == expected
     wrapped = Pictures(dataset=Pictures(**attributes))
     assert describe_dataset(wrapped) == expected
+
+
+def test_parts_and_choices_of_a_data_set_are_told_apart():
+    train, test = Pictures(split='train'), Pictures(split='test')
+    joined = Pictures(datasets=[train, test])
+    assert describe_dataset(joined) == 'Pictures train, 7 samples + Pictures test, 7 samples'
+    some = [describe_dataset(Pictures(split='test', _indices=i)) for i in (None, 7, [0, 2], [0, 3])]
+    assert len(set(some)) == 4
+    assert some[:2] == ['Pictures test, 7 samples', 'Pictures test (indices 7), 7 samples']

@@ -128,7 +128,7 @@ def test_validation_and_test_measure_what_a_recorder_does(tmp_path, step):
         assert (report['step'], report['num_samples']) == (step, 11)
         assert report['metrics'] == {'accuracy/top1': metrics['accuracy/top1']}
         assert report['names'] == [f'backbone.layer{i}.{j}' for i in (1, 2, 3) for j in (1, 2)]
-        assert report['dataset'] == 'Digits test, 11 samples'
+        assert report['dataset'] == 'Digits test (indices 11), 11 samples'
         nsi, dt = read_samples(path)
         torch.testing.assert_close(nsi, record.nsi, rtol=1e-5, atol=0)
         torch.testing.assert_close(dt, record.dt, rtol=1e-5, atol=0)
@@ -352,3 +352,31 @@ def test_drifting_statistics_are_said(tmp_path, hook, backbone, said, monkeypatc
     next(h for h in runner.hooks if isinstance(h, StiffnessHook)).before_train(runner)
     log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
     assert ("add dict(type='SyncBuffersHook')" in log) == said
+
+
+@pytest.mark.parametrize('seed', [7, None])
+def test_a_report_names_the_seed_of_the_training(tmp_path, seed):
+    runner = run(config(tmp_path / 'first'))
+    path = tmp_path / 'trained.pth'
+    meta = {} if seed is None else dict(seed=seed)
+    torch.save(dict(state_dict=runner.model.state_dict(), meta=meta), path)
+    cfg = config(tmp_path / 'second', load_from=str(path), randomness=dict(seed=3))
+    Runner.from_cfg(cfg).test()
+    report = read_report(tmp_path / 'second' / 'stiffness' / 'test.json')
+    assert report.get('seed') == seed
+    assert report['exclude_first'] is True
+
+
+def test_an_evaluation_is_recorded_once(tmp_path):
+    hooks = [
+        dict(type='mmstepnet.StiffnessHook', figures=False, step=step)
+        for step in ('attention', 'unit')
+    ]
+    with pytest.raises(ValueError, match='two StiffnessHooks'):
+        Runner.from_cfg(config(tmp_path, custom_hooks=hooks)).val()
+    metrics = [
+        dict(type='mmstepnet.StiffnessMetric', step=step, prefix=step)
+        for step in ('attention', 'unit')
+    ]
+    with pytest.raises(ValueError, match='two StiffnessMetrics'):
+        Runner.from_cfg(config(tmp_path, val_evaluator=metrics)).val()

@@ -300,3 +300,77 @@ def test_inference_mode_records_the_same():
     with torch.inference_mode(), TrajectoryRecorder(model, blocks='*') as record:
         model(x.clone())
     assert torch.equal(record.nsi, expected.nsi)
+
+
+@pytest.mark.parametrize('step', ['attention', 'unit'])
+@pytest.mark.parametrize('kind', ['SqueezeExcitation', 'ECA'])
+def test_a_step_size_as_mmdetection_s_plugin_and_as_a_residual_step(kind, step):
+    mmdet = pytest.importorskip('mmdet.models')
+
+    def plugins(position):
+        return [dict(cfg=dict(type=f'mmstepnet.{kind}'), position=position)]
+
+    settings = dict(depth=50, base_channels=16, norm_eval=False)
+    theirs = mmdet.ResNet(**settings, plugins=plugins('after_conv3'))
+    ours = StepResNet(**settings, plugins=plugins('residual_step'))
+    for model in (theirs, ours):  # MMDetection's eval() returns nothing
+        model.eval()
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    for number in range(1, 5):
+        pairs = zip(getattr(theirs, f'layer{number}'), getattr(ours, f'layer{number}'), strict=True)
+        for block, own in pairs:
+            (name,) = block.after_conv3_plugin_names
+            own.step.step_size.load_state_dict(getattr(block, name).state_dict())
+    images = torch.randn(3, 3, 64, 64)
+    recorded = []
+    for model in (theirs, ours):
+        with torch.no_grad(), TrajectoryRecorder(model, step=step) as record:
+            model(images)
+        recorded.append(record)
+    torch.testing.assert_close(recorded[0].nsi, recorded[1].nsi, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(recorded[0].dt, recorded[1].dt, rtol=1e-4, atol=1e-6)
+
+
+class NotHe(nn.Module):
+    """Named like a block of He et al., but its increment is scaled after the last norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.downsample = None
+
+    def forward(self, x):
+        f = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (x + 0.1 * f).relu()
+
+
+def test_a_sample_of_nan_does_not_vouch_for_a_block():
+    model = nn.Sequential(NotHe(), NotHe()).eval()
+    images = torch.rand(3, 4, 5, 5)
+    spoilt = images.clone()
+    spoilt[0] = torch.nan
+    recorder = TrajectoryRecorder(model, exclude_first=False, nan_policy='omit')
+    with torch.no_grad(), pytest.raises(ValueError, match='does not return activation'), recorder:
+        model(spoilt)
+        model(images)
+
+
+class Nested(nn.Module):
+    """Blocks that hand lists of lists on."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Identity() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block([[x]])[0][0]
+        return x
+
+
+def test_blocks_without_a_tensor_are_named():
+    model = Nested()
+    recorder = TrajectoryRecorder(model, blocks='blocks.*', exclude_first=False)
+    with torch.no_grad(), pytest.raises(ValueError, match='without a tensor'), recorder:
+        model(torch.rand(2, 3))

@@ -86,3 +86,11 @@ def test_missing_values():
         rank_correlation(tns, accuracy)
     expected = rank_correlation(tns[[0, 1, 3]], accuracy[[0, 1, 3]])
     assert rank_correlation(tns, accuracy, nan_policy='omit') == expected
+
+
+def test_kendall_p_value_counts_the_orders_with_ties_too():
+    tns, accuracy = torch.tensor([1.0, 2, 3, 4, 5]), torch.tensor([1.0, 1, 2, 3, 3])
+    result = rank_correlation(tns, accuracy).kendall
+    assert result.statistic.item() == pytest.approx(8 / math.sqrt(10 * 8))
+    # Agreeing less disagreeing pairs are 8 for 4 of the 120 orders, -8 for as many.
+    assert result.p_value.item() == pytest.approx(8 / 120)

@@ -118,3 +118,10 @@ def test_bad_input_is_one_line(tool, runs, arguments, message, capsys, monkeypat
     with pytest.raises(SystemExit, match='2'):
         tool.main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_a_run_that_diverged_at_once(tool, runs, capsys):
+    make_run(runs / 'd', [float('nan')] * 2, seed=2, name='diverged')
+    tool.main([str(runs)])
+    values, *_ = rows_of(capsys.readouterr().out)
+    assert '–' in values['d']

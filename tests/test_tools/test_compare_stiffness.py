@@ -262,3 +262,19 @@ def test_help_says_what_it_takes(tool, capsys):
         tool.main(['--help'])
     text = capsys.readouterr().out
     assert all(word in text for word in ('REPORT', '--out-dir', '--metric', '--allow-mixed'))
+
+
+def test_other_blocks_are_another_measurement(tool, tmp_path, capsys):
+    first = write(tmp_path / 'a.json')
+    report = json.loads(first.read_text())
+    report['names'] = ['layer1.0', 'layer1.1']
+    second = tmp_path / 'b.json'
+    second.write_text(json.dumps(report))
+    assert 'different blocks of one model: net' in refused(tool, capsys, first, second)
+    files = [
+        write(tmp_path / f'{name}.json', model=name, exclude_first=choice)
+        for name, choice in (('c', True), ('d', False), ('e', None))
+    ]
+    assert 'exclude_first' in refused(tool, capsys, *files)
+    reports = [json.loads(file.read_text()) for file in files]
+    assert tool.check_comparable(reports[1:], files[1:]) is None

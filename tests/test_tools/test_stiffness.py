@@ -128,7 +128,9 @@ def test_the_numbers_are_those_of_the_hook(files, tool, capsys):
 def test_training_pictures_come_once_and_without_augmentation(tool, files):
     path = tool('--split', 'train', '--step', 'unit', '--include-first')
     report = read_report(path)
-    assert report['dataset'] == 'Digits train, 30 samples' and report['split'] == 'train'
+    assert (
+        report['dataset'] == 'Digits train (indices 30), 30 samples' and report['split'] == 'train'
+    )
     assert report['metrics'] == {} and len(report['names']) == 9
     cfg = Config.fromfile(files[0])
     model = build_model(cfg)
@@ -212,3 +214,10 @@ def test_two_processes_measure_what_one_does(tool, files, monkeypatch):
     assert tns[0] > 0.1
     assert tns[0] == pytest.approx(tns[1], rel=1e-12)
     assert {'delta.png', 'nsi.pdf'} < {p.name for p in two.with_suffix('').iterdir()}
+
+
+def test_some_pictures_are_taken_from_the_configured_ones(tool):
+    whole = read_samples(tool())[0]
+    options = ('--max-samples', '3', '--cfg-options', 'val_dataloader.dataset.indices=[1,3,5,7,9]')
+    some = tool(*options)
+    torch.testing.assert_close(read_samples(some)[0], whole[[1, 5, 9]], rtol=1e-5, atol=0)

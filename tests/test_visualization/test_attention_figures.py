@@ -79,3 +79,11 @@ def test_paths_diffusion_and_depth():
     assert np.allclose(line(axis, 1), [[0.01, 0.1], [0.0002, 0.02]])
     axis = depth_figure({'a': torch.tensor([[1.0, 3.0], [2.0, 2.0]])}, 'rank').axes[0]
     assert axis.lines[0].get_ydata().tolist() == [2, 2]
+
+
+def test_more_networks_than_colours():
+    names = [f'net {i}' for i in range(12)]
+    curves = [dict(step=[0, 1], accuracy=[1.0, 2.0], loss=[2.0, 1.0])]
+    training_curves_figure(dict.fromkeys(names, curves), xlabel='epoch')
+    depth_figure({name: torch.rand(3, 2) for name in names}, 'rank')
+    diffusion_figure({name: ([0.1, 0.01], [0.1, 0.01]) for name in names}, ('x', 1.0, 1))

@@ -8,6 +8,7 @@ pytest.importorskip('mmdet')
 from mmdet.structures import DetDataSample
 
 from mmstepnet.registry import VISUALIZERS
+from mmstepnet.visualization import detection
 from mmstepnet.visualization.detection import EnlargingDetVisualizer
 
 
@@ -68,3 +69,34 @@ def test_is_built_from_a_config():
     assert VISUALIZERS.build(config).min_edge == 7
     with pytest.raises(ValueError, match='min_edge must be at least 1, got 0'):
         EnlargingDetVisualizer(min_edge=0, name='refused')
+
+
+@pytest.mark.parametrize('structure', [True, False])
+def test_masks_grow_with_their_picture(visualizer, sample, structure):
+    from mmdet.structures.mask import BitmapMasks
+
+    mask = np.zeros((1, 24, 32), np.uint8)
+    mask[:, 6:20, 4:12] = 1
+    masks = BitmapMasks(mask, 24, 32) if structure else torch.from_numpy(mask).bool()
+    instances = sample.gt_instances if structure else sample.pred_instances
+    instances.masks = masks
+    grown = detection._enlarge(sample, 4).get('gt_instances' if structure else 'pred_instances')
+    grown = grown.masks.masks if structure else grown.masks.numpy()
+    assert np.array_equal(grown, mask.repeat(4, 1).repeat(4, 2))
+    visualizer.add_datasample('x', np.zeros((24, 32, 3), np.uint8), sample)
+
+
+@pytest.mark.parametrize('batch', [1, 3])
+def test_test_pictures_are_drawn_at_an_interval(monkeypatch, batch):
+    drawn = []
+    monkeypatch.setattr(
+        detection.DetVisualizationHook,
+        'after_test_iter',
+        lambda self, runner, batch_idx, data_batch, outputs: drawn.extend(outputs),
+    )
+    monkeypatch.setattr(detection.DetVisualizationHook, '__init__', lambda self: None)
+    hook = detection.IntervalDetVisualizationHook()
+    hook.interval = 4
+    for i in range(0, 9, batch):
+        hook.after_test_iter(None, i, None, list(range(i, i + batch)))
+    assert drawn == [0, 4, 8]

@@ -16,6 +16,8 @@ import glob
 import math
 import os
 
+import numpy as np
+
 from mmstepnet.utils.command_line import fail, reason
 from mmstepnet.utils.text_table import Table, mean_and_std
 from mmstepnet.utils.training_logs import (
@@ -126,7 +128,7 @@ def value_table(
             for key in keys:
                 x, y = curves[id(log)][key]
                 cells.append(four_digits(float(y[-1]) if len(y) else None))
-                if best_is(key) and len(y):
+                if best_is(key) and np.isfinite(y).any():
                     best = best_value(y, key)
                     cells.append(f'{four_digits(best)} @ {x[y == best][0]:.4g}')
                 elif best_is(key):

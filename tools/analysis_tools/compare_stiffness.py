@@ -117,6 +117,14 @@ def check_comparable(reports: list[dict], files: list[Path]) -> str | None:
                 f'{value!r} in {_list_few(names)}' for value, names in values.items()
             )
             found.append(f'different {aspect}: {listed}')
+    names: dict[str, set] = {}
+    for report in reports:
+        names.setdefault(report['model'], set()).add(tuple(report['names']))
+    if differing := [model for model, choices in names.items() if len(choices) > 1]:
+        found.append(f'different blocks of one model: {_list_few(differing)}')
+    first = {report.get('exclude_first') for report in reports} - {None}
+    if len(first) > 1:
+        found.append('some without the first blocks of their stages (exclude_first), some with')
     return '. '.join(found) or None
 
 

@@ -13,10 +13,11 @@ import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loa
 # isort: split
 import argparse
 import copy
+import re
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import DATASETS, RUNNERS
+from mmengine.registry import DATASETS, RUNNERS, init_default_scope
 from mmengine.runner import Runner
 from rich.progress import (
     BarColumn,
@@ -96,7 +97,8 @@ def parse_args(argv=None) -> argparse.Namespace:
         '--out',
         metavar='FILE.json',
         help='the report; samples (.npz) and a folder of figures go beside it (default: '
-        'WORK_DIR/stiffness/CHECKPOINT_SPLIT.json)',
+        'WORK_DIR/stiffness/CHECKPOINT_SPLIT.json, with other choices than the default ones behind '
+        'SPLIT)',
     )
     parser.add_argument('--no-figures', action='store_true', help='write numbers only')
     parser.add_argument(
@@ -111,6 +113,14 @@ def parse_args(argv=None) -> argparse.Namespace:
     if args.max_samples is not None and args.max_samples < 2:
         parser.error(f'--max-samples must be at least 2, got {args.max_samples}')
     return args
+
+
+def choices(args: argparse.Namespace) -> list[str]:
+    """What is measured otherwise than by default, for a report's name."""
+    found = [] if args.step == 'attention' else [args.step]
+    found += ['with-first'] if args.include_first else []
+    found += [] if args.blocks is None else [re.sub(r'[^\w.-]+', '-', ' '.join(args.blocks))]
+    return found + ([] if args.max_samples is None else [f'{args.max_samples}-samples'])
 
 
 def recording(args: argparse.Namespace) -> dict:
@@ -151,7 +161,8 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
         loader.dataset = copy.deepcopy(cfg.train_dataloader.dataset)
         while 'dataset' in loader.dataset:  # repetitions and rebalancing are for training
             loader.dataset = loader.dataset.dataset
-        loader.dataset.pipeline = pipeline
+        for part in _leaves(loader.dataset):
+            part.pipeline = pipeline
     loader.sampler = dict(type='DefaultSampler', shuffle=False)
     if args.split == 'train' or args.max_samples is not None:
         evaluator = []  # annotations of the other pictures would count as missed
@@ -183,6 +194,13 @@ def _innermost(dataset: Config) -> Config:
     return dataset
 
 
+def _leaves(dataset: Config) -> list[Config]:
+    dataset = _innermost(dataset)
+    if 'datasets' in dataset:
+        return [leaf for part in dataset.datasets for leaf in _leaves(part)]
+    return [dataset]
+
+
 def check(cfg: Config, args: argparse.Namespace) -> None:
     """Everything that can be known to be wrong before the work directory is touched."""
     try:
@@ -200,9 +218,17 @@ def take_some(cfg: Config, count: int) -> None:
     dataset = _innermost(cfg.test_dataloader.dataset)
     if 'datasets' in dataset:
         fail('--max-samples does not work on a concatenation of data sets')
-    size = len(DATASETS.build(copy.deepcopy(dataset)))
-    if count < size:
-        dataset.indices = np.linspace(0, size - 1, count).round().astype(int).tolist()
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    whole = copy.deepcopy(dataset)
+    given = whole.pop('indices', None)
+    chosen = list(range(len(DATASETS.build(whole))))
+    if isinstance(given, int):
+        chosen = chosen[:given] if given >= 0 else chosen[given:]
+    elif given is not None:
+        chosen = list(given)
+    if count < len(chosen):
+        places = np.linspace(0, len(chosen) - 1, count).round().astype(int)
+        dataset.indices = [chosen[place] for place in places]
 
 
 class CommandLineHook(StiffnessHook):
@@ -242,7 +268,7 @@ def measure(cfg: Config, args: argparse.Namespace) -> None:
     if args.max_samples is not None:
         take_some(cfg, args.max_samples)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-    name = f'{Path(args.checkpoint).stem}_{args.split}.json'
+    name = '_'.join([Path(args.checkpoint).stem, args.split, *choices(args)]) + '.json'
     path = Path(args.out or Path(cfg.work_dir) / 'stiffness' / name)
     progress = Progress(
         TextColumn('{task.description}'),

@@ -1,7 +1,7 @@
 """Checkpoints that are on the disk either whole or not at all."""
 
 from mmengine.dist import is_main_process
-from mmengine.fileio import LocalBackend, register_backend
+from mmengine.fileio import LocalBackend, get_file_backend, register_backend
 from mmengine.hooks import CheckpointHook
 
 from mmstepnet.registry import HOOKS
@@ -30,10 +30,13 @@ class AtomicCheckpointHook(CheckpointHook):
     with ``backend_args`` or ``file_client_args`` of another storage, only the order is changed.
     """
 
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        if self.backend_args is None and self.file_client_args is None:
+    def before_train(self, runner) -> None:
+        # Where the address tells MMEngine of another storage, that one is used.
+        where = get_file_backend(self.out_dir or runner.work_dir)
+        given = self.backend_args is not None or self.file_client_args is not None
+        if not given and type(where) is LocalBackend:
             self.backend_args = dict(backend='atomic_local')
+        super().before_train(runner)
 
     def _save_checkpoint_with_step(self, runner, step, meta) -> None:
         outdated = None

@@ -1,5 +1,6 @@
 """One line in a config that measures stiffness at every validation and test."""
 
+import hashlib
 import itertools
 from pathlib import Path
 
@@ -53,11 +54,24 @@ class StiffnessHook(Hook):
         self.metric_cfg = metric
         self._metrics: dict[str, StiffnessMetric] = {}
         self._loop: BaseLoop | None = None
+        self._trained_seed: int | None = None
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        self._trained_seed = (checkpoint.get('meta') or {}).get('seed')
 
     def before_run(self, runner: Runner) -> None:
+        if any(isinstance(hook, StiffnessHook) and hook is not self for hook in runner.hooks):
+            raise ValueError(
+                'custom_hooks holds two StiffnessHooks, but an evaluation is recorded once: '
+                'measure another step or other blocks with tools/analysis_tools/stiffness.py'
+            )
         # Before hours of training, unless the evaluators' own metrics know better what to record.
         evaluators = [runner.cfg.get(f'{split}_evaluator') for split in ('val', 'test')]
-        if not any(map(_holds_metric, evaluators)):
+        if any(_count_metrics(evaluator) > 1 for evaluator in evaluators):
+            raise ValueError(
+                'an evaluator holds two StiffnessMetrics, but an evaluation is recorded once'
+            )
+        if not any(map(_count_metrics, evaluators)):
             StiffnessMetric(**self.metric_cfg).record(_unwrap(runner.model))
 
     def before_train(self, runner: Runner) -> None:
@@ -118,7 +132,8 @@ class StiffnessHook(Hook):
             checkpoint=None if place else runner.cfg.get('load_from'),
             dataset=describe_dataset(loader.dataset),
             split=split,
-            seed=runner.seed,
+            # An evaluation's own seed says nothing of the network.
+            seed=runner.seed if place else self._trained_seed,
             **place,
         )
 
@@ -175,6 +190,7 @@ class StiffnessHook(Hook):
         own = f'{metric.prefix}/'
         report = measurement.report(
             metrics={key: value for key, value in metrics.items() if not key.startswith(own)},
+            exclude_first=metric.recording['exclude_first'],
             **self.report_info(runner, split, place),
         )
         path = self.report_path(runner, split, place)
@@ -196,7 +212,10 @@ class StiffnessHook(Hook):
         for name, figure in stiffness_figures(report, measurement.nsi, measurement.dt).items():
             save_figure(figure, folder / name)
             runner.visualizer.add_image(
-                f'stiffness/{name}', figure_to_image(figure), step=next(iter(place.values()), 0)
+                # LocalVisBackend makes no folders for a name.
+                f'stiffness_{name}',
+                figure_to_image(figure),
+                step=next(iter(place.values()), 0),
             )
 
 
@@ -205,6 +224,8 @@ def describe_dataset(dataset) -> str:
     size = len(dataset)
     while hasattr(dataset, 'dataset'):
         dataset = dataset.dataset
+    if hasattr(dataset, 'datasets'):
+        return ' + '.join(map(describe_dataset, dataset.datasets))
     source = getattr(dataset, 'ann_file', '')
     if not source:
         folders = (getattr(dataset, 'data_prefix', None) or {}).values()
@@ -213,6 +234,10 @@ def describe_dataset(dataset) -> str:
         mode = 'test' if getattr(dataset, 'test_mode', False) else 'train'
         parts = getattr(dataset, 'data_root', ''), getattr(dataset, 'split', mode)
         source = ' '.join(filter(None, parts))
+    chosen = getattr(dataset, '_indices', None)
+    if chosen is not None:
+        digest = hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]
+        source += f' (indices {chosen if isinstance(chosen, int) else digest})'
     return f'{type(dataset).__name__} {source}, {size} samples'
 
 
@@ -236,10 +261,10 @@ def _model_name(runner: Runner) -> str:
     return type(getattr(model, 'backbone', model)).__name__
 
 
-def _holds_metric(evaluator) -> bool:
+def _count_metrics(evaluator) -> int:
     metrics = evaluator if isinstance(evaluator, list | tuple) else [evaluator]
     kinds = [metric.get('type') for metric in metrics if isinstance(metric, dict)]
-    return any(str(kind).rpartition('.')[2].startswith('StiffnessMetric') for kind in kinds)
+    return sum(str(kind).rpartition('.')[2].startswith('StiffnessMetric') for kind in kinds)
 
 
 def _unwrap(model):
