@@ -23,8 +23,8 @@ class StiffnessHook(Hook):
     ``stiffness/nsi_max`` and ``stiffness/proportion`` among the evaluation's metrics, so they are
     logged, plotted and usable in a checkpoint hook (``save_best='stiffness/tns', rule='greater'``).
     Writes ``WORK_DIR/stiffness/epoch_N.json`` (or ``iter_N``, ``val``, ``test``) with the samples
-    beside it, and figures in the folder of the same name; figures also go to the visualizer's
-    backends, TensorBoard for instance.
+    beside it, and figures in the folder of the same name; figures also go to TensorBoard, under
+    ``stiffness/``.
 
     Nothing is attached to the model outside of a batch's evaluation, and the numbers are those of
     the weights that are evaluated (with EMA, the averaged ones), on any number of processes.
@@ -212,10 +212,7 @@ class StiffnessHook(Hook):
         for name, figure in stiffness_figures(report, measurement.nsi, measurement.dt).items():
             save_figure(figure, folder / name)
             runner.visualizer.add_image(
-                # LocalVisBackend makes no folders for a name.
-                f'stiffness_{name}',
-                figure_to_image(figure),
-                step=next(iter(place.values()), 0),
+                f'stiffness/{name}', figure_to_image(figure), step=next(iter(place.values()), 0)
             )
 
 
