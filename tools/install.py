@@ -597,8 +597,21 @@ class Wanted:
         return steps
 
 
+def check_pip():
+    """The environment has pip, which uv and ``venv --without-pip`` leave out.
+
+    Raises:
+        InstallError: It has not.
+    """
+    if works('import pip'):
+        raise InstallError(
+            f'{sys.executable} has no pip. Run: {shlex.quote(sys.executable)} -m ensurepip'
+        )
+
+
 def check_machine(titles):
     """Everything that would make a later step fail, before the first one starts."""
+    check_pip()
     torch = any(title.startswith('torch') for title in titles)
     mmcv = any(title.startswith('mmcv') for title in titles)
     check_disk(8.0 if torch else 1.5 if mmcv else 0.5)

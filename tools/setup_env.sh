@@ -43,6 +43,10 @@ mmstepnet_make_venv() {
 
 mmstepnet_setup() {
     local folder=${VIRTUAL_ENV:-}
+    case ${MMSTEPNET_STACK:-upstream} in
+        upstream | onedl) ;;
+        *) mmstepnet_fail "MMSTEPNET_STACK must be upstream or onedl, got $MMSTEPNET_STACK." ;;
+    esac
     if [ -z "$folder" ] && [ "${CONDA_DEFAULT_ENV:-base}" != base ]; then
         folder=${CONDA_PREFIX:-}
     fi

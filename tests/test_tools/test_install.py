@@ -220,6 +220,12 @@ class TestMachine:
         with pytest.raises(install.InstallError, match='registry cannot be reached'):
             install.check_registry()
 
+    def test_environment_without_pip(self, install, monkeypatch):
+        install.check_pip()
+        monkeypatch.setattr(install, 'works', lambda code: "No module named 'pip'")
+        with pytest.raises(install.InstallError, match=r'has no pip\. Run: .* -m ensurepip'):
+            install.check_machine(['mmstepnet'])
+
     def test_wrong_python(self, install, monkeypatch):
         version = namedtuple('version', 'major minor micro')(3, 13, 0)
         monkeypatch.setattr(sys, 'version_info', version)
@@ -394,6 +400,13 @@ case "$*" in
     '-m venv --clear '*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
     *) echo "$0: $*" ;;
 esac"""
+
+    def test_a_stack_of_no_such_name_makes_no_environment(self, run, tmp_path):
+        script(tmp_path / 'bin' / 'python3', self.PYTHON.format(fits=0))
+        done = run(MMSTEPNET_STACK='onedel')
+        assert done.returncode == 1
+        assert 'MMSTEPNET_STACK must be upstream or onedl, got onedel.' in done.stderr
+        assert not [*tmp_path.glob('.venv*')]
 
     def test_no_python_fits(self, run, tmp_path):
         script(tmp_path / 'bin' / 'python3', self.PYTHON.format(fits=1))
