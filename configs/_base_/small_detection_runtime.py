@@ -4,8 +4,6 @@ custom_imports = dict(
     imports=['mmstepnet', 'mmstepnet.visualization.detection'], allow_failed_imports=False
 )
 
-# Faster on CPUs, as the fused optimizer is.
-runner_type = 'mmstepnet.ChannelsLastRunner'
 randomness = dict(seed=0)
 default_hooks = dict(
     logger=dict(interval=25),
@@ -24,7 +22,7 @@ visualizer = dict(type='mmstepnet.EnlargingDetVisualizer', vis_backends=vis_back
 
 optim_wrapper = dict(
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, fused=True),
+    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
     clip_grad=dict(max_norm=10),
 )
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=3, val_interval=1)

@@ -37,7 +37,6 @@ test_dataloader = dict(
 )
 val_evaluator = dict(ann_file=data_root + 'annotations/val.json')
 test_evaluator = val_evaluator
-runner_type = 'Runner'
 param_scheduler = None
 optim_wrapper = dict(optimizer=dict(lr=3e-3))
 train_cfg = dict(max_epochs=40, val_interval=40)

@@ -2,7 +2,7 @@
 
 import torch
 from mmengine.runner import Runner
-from torch import nn
+from torch import Tensor, nn
 
 from mmstepnet.registry import RUNNERS
 
@@ -13,10 +13,25 @@ class ChannelsLastRunner(Runner):
 
     Set ``runner_type = 'mmstepnet.ChannelsLastRunner'`` in a config. Weights of 2-D convolutions
     change their layout and nothing else: convolutions hand the layout on to the maps behind them,
-    checkpoints load and save as ever, results agree to rounding.
+    checkpoints load and save as ever, results agree to rounding. MMCV's own ops (RoIAlign,
+    deformable convolutions) read memory as if channels came first, without looking; their layers
+    keep that layout and get their inputs in it. Initial weights of the same seed are others: random
+    numbers are filled in by memory.
     """
 
     def build_model(self, model: nn.Module | dict) -> nn.Module:
         """As :meth:`mmengine.runner.Runner.build_model`, in ``torch.channels_last``."""
         # Before the model is wrapped: DistributedDataParallel lays its buckets out by the weights.
-        return super().build_model(model).to(memory_format=torch.channels_last)
+        model = super().build_model(model).to(memory_format=torch.channels_last)
+        for module in model.modules():
+            if any(cls.__module__.startswith('mmcv.ops') for cls in type(module).__mro__):
+                module.to(memory_format=torch.contiguous_format)
+                module.register_forward_pre_hook(_channels_first, with_kwargs=True)
+        return model
+
+
+def _channels_first(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def contiguous(value):
+        return value.contiguous() if isinstance(value, Tensor) else value
+
+    return tuple(map(contiguous, args)), {key: contiguous(v) for key, v in kwargs.items()}
