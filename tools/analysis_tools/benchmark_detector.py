@@ -16,6 +16,7 @@ import torch
 from benchmark import CLOCKS, package_versions, peak_memory, quartiles, synchronize
 from torch import nn
 
+from mmstepnet.engine.runner import to_channels_last
 from mmstepnet.utils.command_line import build_model, fail, load_config, usable_device
 from mmstepnet.utils.text_table import Table
 
@@ -33,7 +34,7 @@ class Detector:
         forget_pretrained(cfg.model)
         model = build_model(cfg)
         if cfg.get('runner_type', '').endswith('ChannelsLastRunner'):
-            model = model.to(memory_format=torch.channels_last)
+            model = to_channels_last(model)
         self.model: nn.Module = model.to(device).train()
         with_mask = bool(getattr(getattr(model, 'roi_head', None), 'with_mask', False))
         self.data = demo_mm_inputs(

@@ -1,5 +1,5 @@
 """Runners."""
 
-from .channels_last_runner import ChannelsLastRunner
+from .channels_last_runner import ChannelsLastRunner, to_channels_last
 
-__all__ = ['ChannelsLastRunner']
+__all__ = ['ChannelsLastRunner', 'to_channels_last']

@@ -13,21 +13,34 @@ class ChannelsLastRunner(Runner):
 
     Set ``runner_type = 'mmstepnet.ChannelsLastRunner'`` in a config. Weights of 2-D convolutions
     change their layout and nothing else: convolutions hand the layout on to the maps behind them,
-    checkpoints load and save as ever, results agree to rounding. MMCV's own ops (RoIAlign,
-    deformable convolutions) read memory as if channels came first, without looking; their layers
-    keep that layout and get their inputs in it. Initial weights of the same seed are others: random
-    numbers are filled in by memory.
+    checkpoints load and save as ever, results agree to rounding. Initial weights of the same seed
+    are others: random numbers are filled in by memory.
     """
 
     def build_model(self, model: nn.Module | dict) -> nn.Module:
         """As :meth:`mmengine.runner.Runner.build_model`, in ``torch.channels_last``."""
         # Before the model is wrapped: DistributedDataParallel lays its buckets out by the weights.
-        model = super().build_model(model).to(memory_format=torch.channels_last)
-        for module in model.modules():
-            if any(cls.__module__.startswith('mmcv.ops') for cls in type(module).__mro__):
-                module.to(memory_format=torch.contiguous_format)
-                module.register_forward_pre_hook(_channels_first, with_kwargs=True)
-        return model
+        return to_channels_last(super().build_model(model))
+
+
+def to_channels_last(model: nn.Module) -> nn.Module:
+    """Turn a model to ``torch.channels_last``, in place, but for MMCV's own ops.
+
+    RoIAlign, deformable convolutions and others read memory as if channels came first, without
+    looking. Their layers keep that layout and get their inputs in it.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        nn.Module: The same model.
+    """
+    model.to(memory_format=torch.channels_last)
+    for module in model.modules():
+        if any(cls.__module__.startswith('mmcv.ops') for cls in type(module).__mro__):
+            module.to(memory_format=torch.contiguous_format)
+            module.register_forward_pre_hook(_channels_first, with_kwargs=True)
+    return model
 
 
 def _channels_first(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
