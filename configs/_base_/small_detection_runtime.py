@@ -22,7 +22,7 @@ visualizer = dict(type='mmstepnet.EnlargingDetVisualizer', vis_backends=vis_back
 
 optim_wrapper = dict(
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, fused=True),
     clip_grad=dict(max_norm=10),
 )
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=3, val_interval=1)
