@@ -1,15 +1,38 @@
+import contextlib
 import importlib.util
 import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools'
+
+
+@pytest.fixture
+def assert_ended():
+    """Fails unless these processes end within some seconds."""
+
+    def is_running(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def assert_ended(processes):
+        # Data loaders' processes look every five seconds whether their parent is still there.
+        end = time.monotonic() + 12
+        while running := [process for process in processes if is_running(process)]:
+            assert time.monotonic() < end, running
+            time.sleep(0.05)
+
+    return assert_ended
+
 
 TOY_MODULE = '''
 import os

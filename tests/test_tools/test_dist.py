@@ -4,11 +4,10 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -77,32 +76,6 @@ def test_shell_scripts_without_arguments(toy):
         assert output.startswith('usage: ')
 
 
-def descendants(pid):
-    """Process ids of everything that a process has started."""
-    listing = subprocess.run(['ps', '-eo', 'pid=,ppid='], capture_output=True, text=True).stdout
-    parents = [tuple(map(int, line.split())) for line in listing.splitlines()]
-    found, todo = [], [pid]
-    while todo:
-        children = [child for child, parent in parents if parent in todo]
-        found += children
-        todo = children
-    return found
-
-
-def parent_of(pid):
-    with contextlib.suppress(FileNotFoundError):
-        return int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
-
-
-def alive(pids):
-    return [
-        pid
-        for pid in pids
-        if (stat := Path(f'/proc/{pid}/stat')).exists()
-        and stat.read_text().rpartition(')')[2].split()[0] != 'Z'
-    ]
-
-
 def wait_for(condition, seconds):
     end = time.monotonic() + seconds
     while not condition():
@@ -119,11 +92,10 @@ def start_endless(toy, work_dir):
     )
     wait_for(lambda: list(work_dir.glob('epoch_*.pth')) or process.poll() is not None, 120)
     assert process.poll() is None
-    return process, descendants(process.pid)
+    return process, psutil.Process(process.pid).children(recursive=True)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.isdir('/proc'), reason='looks at processes in /proc')
 @pytest.mark.parametrize(
     ('victim', 'number', 'code', 'message'),
     [
@@ -133,23 +105,22 @@ def start_endless(toy, work_dir):
         ('launcher', signal.SIGKILL, -9, ''),
     ],
 )
-def test_signals_leave_no_process(toy, tmp_path, victim, number, code, message):
+def test_signals_leave_no_process(toy, assert_ended, tmp_path, victim, number, code, message):
     process, started = start_endless(toy, tmp_path / 'run')
-    worker = next(pid for pid in started if 'train.py' in Path(f'/proc/{pid}/cmdline').read_text())
+    worker = psutil.Process(process.pid).children()[0]
     # Ctrl-C on a terminal reaches every process of the group.
-    targets = {'worker': [worker], 'launcher': [process.pid], 'all': [process.pid, *started]}
-    for pid in targets[victim]:
-        os.kill(pid, number)
+    targets = {'worker': [worker], 'launcher': [process], 'all': [process, *started]}
+    for target in targets[victim]:
+        target.send_signal(number)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == code
     assert message in output
     assert 'KeyboardInterrupt' not in output
-    # Data loaders' processes look every five seconds whether their parent is still there.
-    wait_for(lambda: not alive(started), 12)
+    assert_ended(started)
 
 
 @pytest.mark.slow
-def test_ten_kills_change_nothing(toy, tmp_path):
+def test_ten_kills_change_nothing(toy, assert_ended, tmp_path):
     """A rank, or launcher and ranks, killed at a random moment, then resumed."""
     options = ('--cfg-options', 'train_cfg.max_epochs=120', 'randomness.seed=5')
     options += ('default_hooks.checkpoint.max_keep_ckpts=2', 'default_hooks.logger.interval=50')
@@ -165,15 +136,15 @@ def test_ten_kills_change_nothing(toy, tmp_path):
         process = toy.start('dist_train.sh', *arguments)
         wait_for(lambda: newest_epoch(killed) > before or process.poll() is not None, 200)  # noqa: B023
         time.sleep(moments.uniform(0, 0.3))
-        started = descendants(process.pid)
-        ranks = [pid for pid in started if parent_of(pid) == process.pid]
+        launcher = psutil.Process(process.pid)
+        ranks, started = launcher.children(), launcher.children(recursive=True)
         assert process.poll() is None, 'the run was through before it could be killed'
         # The launcher first, or it would end the others before they are killed.
-        for pid in [process.pid, *started] if kills % 2 else [moments.choice(ranks)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for victim in [launcher, *started] if kills % 2 else [moments.choice(ranks)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
         process.communicate(timeout=60)
-        wait_for(lambda: not alive(started), 12)  # noqa: B023
+        assert_ended(started)
         kills += 1
     assert newest_epoch(killed) < 120
     code, output = toy.run('dist_train.sh', *arguments)

@@ -1,5 +1,6 @@
 """The installer: what it keeps, what it rebuilds, and what it says when it cannot go on."""
 
+import contextlib
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from collections import namedtuple
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,7 +335,7 @@ class TestProgress:
         assert f'    {output}\nThe whole output is in ' in str(caught.value)
         assert '01.log' in str(caught.value)
 
-    def test_interruption_ends_what_was_started(self, install, monkeypatch, tmp_path):
+    def test_interruption_ends_what_was_started(self, install, assert_ended, monkeypatch, tmp_path):
         pid_file = tmp_path / 'pid'
 
         def interrupt(process, state):
@@ -345,20 +347,8 @@ class TestProgress:
         monkeypatch.setattr(progress, '_wait', interrupt)
         with pytest.raises(KeyboardInterrupt):
             progress.run(['bash', '-c', f'sleep 60 & echo $! > {pid_file}; wait'])
-        pid = int(pid_file.read_text())
-        for _ in range(200):
-            if not is_running(pid):
-                return
-            time.sleep(0.01)
-        pytest.fail('a process that the command started is still running')
-
-
-def is_running(pid):
-    try:
-        state = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != 'Z'
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert_ended([psutil.Process(int(pid_file.read_text()))])
 
 
 def script(path, text):
