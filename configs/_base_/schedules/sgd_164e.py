@@ -2,9 +2,7 @@
 _base_ = 'mmpretrain::_base_/default_runtime.py'
 custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
 
-optim_wrapper = dict(
-    optimizer=dict(type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4), total_level=9
-)
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4))
 param_scheduler = dict(type='MultiStepLR', by_epoch=True, milestones=[81, 122], gamma=0.1)
 train_cfg = dict(by_epoch=True, max_epochs=164, val_interval=1)
 val_cfg = dict()
