@@ -1,4 +1,4 @@
-"""Every config parses, builds its model, predicts and takes a training step."""
+"""Every config parses, builds its runner, predicts and takes a training step."""
 
 from pathlib import Path
 
@@ -7,10 +7,12 @@ import pytest
 import torch
 import yaml
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
+from mmengine.optim.optimizer import amp_optimizer_wrapper
+from mmengine.registry import DATASETS, RUNNERS, init_default_scope
+from mmengine.runner import Runner
+from PIL import Image
 
 import mmstepnet  # noqa: F401
-from mmstepnet.registry import MODELS
 
 pytestmark = pytest.mark.smoke
 
@@ -80,50 +82,92 @@ def detection_batch():
     return dict(inputs=inputs, data_samples=samples)
 
 
-def classification_batch(model):
-    from mmpretrain.structures import DataSample
+def stand_in(cfg, folder):
+    """A config's data set with its own pipeline, whose pictures are noise."""
+    if cfg.type == 'mmstepnet.Digits':
+        return DATASETS.build(cfg)
+    dataset = DATASETS.build(dict(cfg, lazy_init=True))
+    size = 96 if 'STL10' in cfg.type else 32
+    picture = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+    path = folder / 'noise.png'
+    Image.fromarray(picture).save(path)
+    sample = dict(img=picture, img_path=str(path), img_id=0, height=size, width=size, instances=[])
+    innermost = dataset
+    while hasattr(innermost, 'dataset'):
+        innermost = innermost.dataset
+    innermost.load_data_list = lambda: [dict(sample, gt_label=i % 2) for i in range(16)]
+    innermost.serialize_data, innermost.filter_cfg = False, None
+    dataset.full_init()
+    return dataset
 
-    size = getattr(model.backbone, 'img_size', 32)
-    height, width = (size, size) if isinstance(size, int) else size
-    channels = len(model.data_preprocessor.mean) if model.data_preprocessor._enable_normalize else 3
-    return dict(
-        inputs=torch.randint(0, 256, (2, channels, height, width), dtype=torch.uint8),
-        data_samples=[DataSample().set_gt_label(label) for label in (0, 1)],
-    )
+
+@pytest.fixture
+def runner_of(tmp_path, monkeypatch):
+    """The runner of a config as ``tools/train.py`` makes it, on noise and without downloads."""
+    # What AMP needs a GPU for is left out by its gradient scaler on the CPU.
+    monkeypatch.setattr(amp_optimizer_wrapper, 'is_cuda_available', lambda: True)
+    monkeypatch.setattr(Runner, '_log_env', lambda self, env: None)
+
+    def runner_of(cfg):
+        for part in (cfg.model, cfg.model.backbone):
+            if 'Pretrained' in str(part.get('init_cfg')):
+                part.init_cfg = None
+        cfg.work_dir = str(tmp_path)
+        for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
+            for metric in evaluator if isinstance(evaluator, list) else [evaluator]:
+                # It is read when the metric is built.
+                metric.pop('ann_file', None)
+        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+        for split in ('train', 'val', 'test'):
+            loader = cfg[f'{split}_dataloader']
+            loader.update(num_workers=0, batch_size=2, persistent_workers=False)
+            if cfg.default_scope == 'mmpretrain':
+                loader.setdefault('collate_fn', dict(type='default_collate'))
+            loader = dict(loader, dataset=stand_in(loader.dataset, tmp_path))
+            setattr(runner, f'_{split}_dataloader', runner.build_dataloader(loader))
+        return runner
+
+    return runner_of
 
 
 @pytest.mark.parametrize('name', slow_but(CONFIGS, EVERYDAY))
-def test_builds_predicts_and_trains(name):
+def test_its_runner_predicts_and_takes_a_training_step(name, runner_of):
     cfg = load(name)
-    # Weights from the network are for training; what is tested here is the config.
-    for part in (cfg.model, cfg.model.backbone):
-        if 'Pretrained' in str(part.get('init_cfg')):
-            part.init_cfg = None
-    if 'data_preprocessor' in cfg:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = MODELS.build(dict(cfg.model, _scope_=cfg.default_scope))
+    runner = runner_of(cfg)
+    model = runner.model
     model.init_weights()
     if listed := LISTED.get(f'configs/{name}'):
         count = sum(parameter.numel() for parameter in model.parameters())
         assert count == listed['Metadata']['Parameters']
     is_detector = cfg.default_scope == 'mmdet'
 
-    def batch():
-        return detection_batch() if is_detector else classification_batch(model)
+    def batch(loop):
+        return detection_batch() if is_detector else next(iter(loop.dataloader))
 
     model.eval()
-    with torch.no_grad():
-        predictions = model.test_step(batch())
-    assert len(predictions) == 2
-    if is_detector:
-        assert all(torch.isfinite(p.pred_instances.bboxes).all() for p in predictions)
-    else:
-        assert np.allclose([p.pred_score.sum() for p in predictions], 1, atol=1e-5)
+    for loop in (runner.val_loop, runner.test_loop):
+        with torch.no_grad():
+            predictions = model.test_step(batch(loop))
+        assert len(predictions) == 2
+        if is_detector:
+            assert all(torch.isfinite(p.pred_instances.bboxes).all() for p in predictions)
+        else:
+            assert np.allclose([p.pred_score.sum() for p in predictions], 1, atol=1e-5)
 
+    runner.optim_wrapper = optimizer = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.train_loop  # noqa: B018  (schedulers take their end from it)
+    schedulers = runner.build_param_scheduler(runner.param_schedulers or [])
+    before = {key: value.clone() for key, value in model.named_parameters()}
     model.train()
-    losses = model(**model.data_preprocessor(batch(), training=True), mode='loss')
-    total, _ = model.parse_losses(losses)
-    assert torch.isfinite(total)
-    total.backward()
-    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert not without
+    data = model.data_preprocessor(batch(runner.train_loop), training=True)
+    loss, _ = model.parse_losses(model(**data, mode='loss'))
+    assert torch.isfinite(loss)
+    optimizer.backward(loss)
+    trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
+    assert not [key for key, value in trained.items() if value.grad is None]
+    assert all(rate > 0 for rates in optimizer.get_lr().values() for rate in rates)
+    optimizer.step()
+    for scheduler in schedulers:
+        scheduler.step()
+    assert any(not torch.equal(value, before[key]) for key, value in trained.items())
+    assert all(torch.isfinite(value).all() for value in trained.values())
