@@ -28,7 +28,8 @@ def sample_norms(x: Tensor, minus: Tensor | None = None, times: Tensor | None = 
     minus, times = (None if t is None else t.expand_as(x) for t in (minus, times))
 
     def converted(index) -> Tensor:
-        part = x[index].double()
+        # A copy where it is changed: float64 features are those of the network itself.
+        part = x[index].to(torch.float64, copy=minus is not None or times is not None)
         if minus is not None:
             part = part.sub_(minus[index])
         return part if times is None else part.mul_(times[index])
@@ -58,5 +59,7 @@ def mean_quotient(after: Tensor, before: Tensor) -> Tensor:
     Returns:
         (N,) float64: the mean value of the gate; NaN where ``before`` is zero everywhere.
     """
-    rows = zip(after, before, strict=True)
-    return torch.stack([(a.double() / b.double()).nanmean() for a, b in rows])
+    chunk = _CPU_CHUNK if after.device.type == 'cpu' else _ACCELERATOR_CHUNK
+    size = max(1, chunk // max(1, after[0].numel()))
+    pairs = zip(after.split(size), before.split(size), strict=True)
+    return torch.cat([(a.double() / b.double()).flatten(1).nanmean(1) for a, b in pairs])

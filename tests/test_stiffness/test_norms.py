@@ -9,6 +9,7 @@ from mmstepnet.stiffness import norms
 def test_equal_the_plain_norm_in_float64(shape, dtype):
     x, y = torch.randn(2, *shape).to(dtype)
     gate = torch.rand(shape[:2] + (1,) * (len(shape) - 2)).to(dtype)
+    before = x.clone(), y.clone()
     for minus, times in ((None, None), (y, None), (None, gate), (y, gate)):
         expected = x.double()
         expected = expected if minus is None else expected - minus.double()
@@ -16,6 +17,8 @@ def test_equal_the_plain_norm_in_float64(shape, dtype):
         expected = expected.flatten(1).square().sum(1).sqrt()
         result = norms.sample_norms(x, minus, times)
         torch.testing.assert_close(result, expected, rtol=1e-13, atol=0)
+        # They are the network's own.
+        assert torch.equal(x, before[0]) and torch.equal(y, before[1])
 
 
 def test_memory_format_does_not_matter():
