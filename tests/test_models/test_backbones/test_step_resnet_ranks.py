@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmstepnet.models import StepResNet
+from tests.ranks import run_ranks
 
 
 def backbone(with_cp):
@@ -39,42 +38,22 @@ def train_step(model, x):
     }
 
 
-def run_rank(rank, port, with_cp, x, queue):
-    dist.init_process_group('gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
-    try:
-        model = DistributedDataParallel(backbone(with_cp), broadcast_buffers=False)
-        result = train_step(model, x.chunk(2)[rank])
-        queue.put({k: {n: t.numpy() for n, t in part.items()} for k, part in result.items()})
-        dist.barrier()
-    finally:
-        del model
-        dist.destroy_process_group()
+def train_share(rank, with_cp, x):
+    model = DistributedDataParallel(backbone(with_cp), broadcast_buffers=False)
+    return train_step(model, x.chunk(2)[rank])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_two_ranks_train_as_one_process(with_cp, free_port):
+def test_two_ranks_train_as_one_process(with_cp, tmp_path):
     x = torch.randn(4, 3, 64, 64, dtype=torch.float64)
     expected = train_step(backbone(with_cp), x)
     assert any('layer1.0.step.' in name for name in expected['gradients'])
     assert 'layer1.0.conv1.weight' not in expected['gradients']
 
-    context = mp.get_context('spawn')
-    queue = context.SimpleQueue()
-    ranks = [
-        context.Process(target=run_rank, args=(rank, free_port, with_cp, x, queue))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    results = [queue.get() for _ in ranks]
-    for process in ranks:
-        process.join()
-        assert process.exitcode == 0
+    results = run_ranks(train_share, 2, tmp_path, with_cp, x)
     for result in results:
         for kind, tensors in expected.items():
             assert result[kind].keys() == tensors.keys()
             for name, tensor in tensors.items():
-                torch.testing.assert_close(
-                    torch.from_numpy(result[kind][name]), tensor, rtol=1e-9, atol=1e-14
-                )
+                torch.testing.assert_close(result[kind][name], tensor, rtol=1e-9, atol=1e-14)

@@ -6,6 +6,7 @@ from torch import nn
 
 from mmstepnet.models import StepResNetCifar
 from mmstepnet.models.step_sizes import DIA
+from tests.ranks import run_ranks
 
 PLUGINS = [dict(cfg=dict(type='mmstepnet.DIA'))]
 
@@ -137,26 +138,18 @@ def test_blocks_that_differ_cannot_share():
         DIA(8, reduction=2).share(DIA(8))
 
 
-def _train_one_step(rank, world_size, port, path):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        'gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=world_size
-    )
+def _train_one_step(rank, world_size):
     net = nn.parallel.DistributedDataParallel(_net(with_cp=True).eval(), broadcast_buffers=False)
     torch.manual_seed(1)
     batch = torch.randn(world_size, 3, 8, 8)
     net(batch[rank : rank + 1])[0].square().sum().backward()
-    if rank == 0:
-        torch.save([p.grad for p in net.parameters()], path)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    return [p.grad for p in net.parameters()]
 
 
 @pytest.mark.slow
-def test_data_parallel_gradients_with_checkpointing_are_the_mean_over_ranks(tmp_path, free_port):
-    path = tmp_path / 'gradients.pth'
-    torch.multiprocessing.spawn(_train_one_step, args=(2, free_port, path), nprocs=2)
-    actual = torch.load(path)
+def test_data_parallel_gradients_with_checkpointing_are_the_mean_over_ranks(tmp_path):
+    actual, other = run_ranks(_train_one_step, 2, tmp_path, 2)
+    assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True))
     net = _net().eval()
     torch.manual_seed(1)
     expected = _gradients(net, torch.randn(2, 3, 8, 8))
