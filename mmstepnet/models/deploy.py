@@ -15,8 +15,8 @@ def switch_to_deploy(model: nn.Module) -> nn.Module:
     model) folds itself. Batch norms behind convolutions elsewhere, in necks and heads, are folded
     by MMCV, except in a part that uses one convolution with several norms, standardises its
     weights or has norms in front. Outputs stay equal up to rounding, a second call changes
-    nothing. The state dict has other keys afterwards: a folded
-    checkpoint loads into a model that has been switched.
+    nothing. The state dict has other keys afterwards: a folded checkpoint loads into a model that
+    has been switched.
 
     Args:
         model: A detector, a classifier, a backbone or a part of one.

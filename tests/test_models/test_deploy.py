@@ -9,6 +9,8 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from mmstepnet.models import StepResNet, StepResNetCifar, switch_to_deploy
+from mmstepnet.models.layers import ResidualStep
+from mmstepnet.models.step_sizes import StepNetAdaptor
 
 STEP_SIZES = ('StepNetAdaptor', 'SqueezeExcitation', 'CBAM', 'SRM', 'DIA')
 
@@ -103,8 +105,36 @@ def test_training_mode_is_refused_wherever_it_is():
 
 
 def test_adaptors_in_a_model_of_any_kind():
-    model = nn.ModuleList([StepResNet(18, base_channels=16).layer1[0].step]).eval()
-    assert switch_to_deploy(model) is model
+    step = ResidualStep(StepNetAdaptor(4)).eval()
+    for parameter in step.parameters():
+        nn.init.normal_(parameter)
+    identity, residual = torch.randn(2, 2, 4, 3, 3)
+    with torch.no_grad():
+        want = step(identity, residual)
+        switch_to_deploy(nn.ModuleList([step]).eval())
+        torch.testing.assert_close(step(identity, residual), want)
+    assert not list(step.parameters())
+
+
+@pytest.mark.parametrize('part', ['conv2', 'bn2', 'step', 'step.step_size'])
+@pytest.mark.parametrize('deployed', [False, True])
+def test_hooks_keep_what_they_were_given(part, deployed):
+    """Where maps are overwritten, a hook that holds one must not see it change."""
+    model = randomise(StepResNet(18, base_channels=16, plugins=plugin('StepNetAdaptor')))
+    if deployed:
+        switch_to_deploy(model)
+    held = []
+
+    def hold(module, args, output=None):
+        held.extend((x, x.clone()) for x in (*args, output) if isinstance(x, torch.Tensor))
+
+    module = model.layer2[1].get_submodule(part)
+    module.register_forward_pre_hook(hold)
+    module.register_forward_hook(hold)
+    with torch.no_grad():
+        model(torch.randn(2, 3, 64, 64))
+    assert len(held) >= 3
+    assert all(torch.equal(x, copied) for x, copied in held)
 
 
 class SharedConvolution(nn.Module):

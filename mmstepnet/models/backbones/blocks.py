@@ -19,6 +19,7 @@ from mmengine.model import BaseModule, Sequential
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmstepnet.models.layers.fused_step import has_hooks
 from mmstepnet.models.layers.residual_step import ResidualStep, plain_steps
 from mmstepnet.registry import MODELS
 
@@ -101,6 +102,9 @@ class ResidualBlock(BaseModule):
             residual, norm = self.residual(x), None
         else:
             residual, norm = self.convolve(x), self.last_norm
+            if isinstance(norm, nn.Identity) and any(has_hooks(part) for part in self.children()):
+                # Folded: what the step may overwrite is the convolution's own output.
+                residual, norm = norm(residual), None
         identity = x if self.downsample is None else self.downsample(x)
         return self.step(identity, residual, memory, norm)
 
@@ -166,7 +170,7 @@ class _Recomputation:
 
     def __init__(self, block: ResidualBlock):
         self.block = block
-        self.path = nullcontext if block.step.fuse else plain_steps
+        self.path = plain_steps if block.step.fuse is False else nullcontext
 
     def __enter__(self):
         self.context = self.path()

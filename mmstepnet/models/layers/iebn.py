@@ -45,7 +45,10 @@ class IEBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.gate.gate(x) * self.weight[:, None, None]
-        return torch.addcmul(self.bias[:, None, None], self.norm(x), scale).to(x.dtype)
+        normed = self.norm(x)
+        # All in the map's precision: autocast would take it to float32.
+        bias = self.bias.to(normed.dtype)[:, None, None]
+        return torch.addcmul(bias, normed, scale.to(normed.dtype))
 
 
 def plain_norm_cfg(norm_cfg: dict) -> dict:

@@ -46,20 +46,15 @@ def distance_attention(
     features = (features - features.detach().mean(-2, keepdim=True)).to(value.dtype)
     wide = torch.promote_types(features.dtype, torch.float32)
     squares = features.to(wide).square().sum(-1, keepdim=True)
-    coarse = (squares / _COARSE_UNIT).to(features.dtype)
+    # The fine part has the whole gradient: that of the coarse one would be as large as its unit.
+    coarse = (squares.detach() / _COARSE_UNIT).to(features.dtype)
     fine = (squares - coarse.to(wide) * _COARSE_UNIT).to(features.dtype)
     # Fused kernels want one width for all three, and on GPUs a multiple of 8.
     width = features.shape[-1] + 2
     padding = -width % 8
     zeros = features.new_zeros(()).expand(*squares.shape[:-1], padding)
-    query = torch.cat(
-        [
-            2 * features,
-            features.new_tensor([_COARSE_UNIT, 1]).expand(*squares.shape[:-1], 2),
-            zeros,
-        ],
-        dim=-1,
-    )
+    unit, one = (torch.full_like(squares, n, dtype=features.dtype) for n in (_COARSE_UNIT, 1))
+    query = torch.cat([2 * features, unit, one, zeros], dim=-1)
     key = torch.cat([features, -coarse, -fine, zeros], dim=-1)
     out = F.scaled_dot_product_attention(
         query,
@@ -190,7 +185,8 @@ class MetricAttention(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         if self.kernel == 'dot':
             query, key = self.query_key(x).to(wide).chunk(2, dim=-1)
-            return self.scale * self._split(query) @ self._split(key).transpose(-2, -1)
+            with torch.autocast(x.device.type, enabled=False):
+                return self.scale * self._split(query) @ self._split(key).transpose(-2, -1)
         features = self.features(x).to(wide)
         differences = features.unsqueeze(-2) - features.unsqueeze(-3)
         return -self.scale * differences.square().sum(-1)

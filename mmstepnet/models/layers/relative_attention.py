@@ -127,7 +127,9 @@ class RelativeAttention2d(nn.Module):
             if self.position == 'quadratic':
                 self.centers.normal_(0, self.center_std)
                 self.spreads.normal_(0, 0.01)
-                self.spreads += 1 if self.precision == 'isotropic' else torch.eye(2)
+                self.spreads += (
+                    1 if self.precision == 'isotropic' else torch.eye(2).to(self.spreads)
+                )
             else:
                 self.row_embedding.normal_()
                 self.col_embedding.normal_()
@@ -138,9 +140,10 @@ class RelativeAttention2d(nn.Module):
         return self.precision == 'isotropic'
 
     def _offsets(self, size: int, axis: int) -> Tensor:
-        """Key - query along one axis, padded keys included, (queries, keys), on the CPU."""
-        keys = torch.arange(-self.padding[axis], size + self.padding[axis])
-        return keys - torch.arange(0, size, self.stride[axis])[:, None]
+        """Key - query along one axis, padded keys included, (queries, keys)."""
+        device = self.value.weight.device
+        keys = torch.arange(-self.padding[axis], size + self.padding[axis], device=device)
+        return keys - torch.arange(0, size, self.stride[axis], device=device)[:, None]
 
     def _axis_scores(self, size: int, axis: int) -> Tensor:
         """The row (axis 0) or column (axis 1) term of the scores, (heads, queries, keys)."""
@@ -152,8 +155,7 @@ class RelativeAttention2d(nn.Module):
                 )
             embedding = (self.row_embedding, self.col_embedding)[axis]
             heads = (self.row_keys, self.col_keys)[axis](embedding).T
-            index = self._offsets(size, axis).to(heads.device) + self.max_size - 1
-            return heads[:, index]
+            return heads[:, self._offsets(size, axis) + self.max_size - 1]
         offsets = self._offsets(size, axis).to(self.centers)
         from_center = offsets - self.centers[:, axis, None, None]
         return -(self.spreads[:, None, None] * from_center).square()
@@ -209,9 +211,10 @@ class RelativeAttention2d(nn.Module):
         """The weights for an input, (N, heads, queries, H * W)."""
         if self.content:
             query, key, scores = self._content_parts(x)
-            return (query @ key.transpose(-2, -1) / math.sqrt(self.in_channels) + scores).softmax(
-                -1
-            )
+            wide = torch.promote_types(query.dtype, torch.float32)
+            with torch.autocast(x.device.type, enabled=False):
+                products = query.to(wide) @ key.to(wide).transpose(-2, -1)
+            return (products / math.sqrt(self.in_channels) + scores).softmax(-1)
         weights = self.position_attention(*x.shape[-2:]).flatten(3).flatten(1, 2)
         return weights.expand(len(x), *weights.shape)
 

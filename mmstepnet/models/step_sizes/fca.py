@@ -7,7 +7,6 @@ https://arxiv.org/abs/2012.11879.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .base import StepSize
@@ -48,7 +47,8 @@ _is_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compil
 def _averages(length: int, size: int, like: Tensor) -> Tensor:
     """Adaptive average pooling along an axis as a matrix, (size, length).
 
-    Exporters would write a pooling of the windows that their example has.
+    Torch's own has no deterministic gradient on GPUs, and exporters would write one with the
+    windows that their example has.
     """
     i = torch.arange(size, device=like.device)[:, None]
     start, end = i * length // size, ((i + 1) * length + size - 1) // size
@@ -106,15 +106,13 @@ class FCA(StepSize):
 
     def gate(self, residual: Tensor) -> Tensor:
         size = (self.dct_size, self.dct_size)
-        if _is_exporting():
+        if _is_exporting() or residual.shape[2:] != size:
             rows, columns = (
                 _averages(length, self.dct_size, residual) for length in residual.shape[2:]
             )
             x = torch.einsum('ih,nchw,jw->ncij', rows, residual, columns)
-        elif residual.shape[2:] == size:
-            x = residual
         else:
-            x = F.adaptive_avg_pool2d(residual, size)
+            x = residual
         x = x.unflatten(1, (len(self.basis), -1))
         frequency = torch.einsum('ngchw,ghw->ngc', x, self.basis.to(x.dtype)).flatten(1)
         return self.mlp(frequency).sigmoid().to(residual.dtype)[:, :, None, None]

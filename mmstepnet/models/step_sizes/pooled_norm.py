@@ -46,18 +46,20 @@ class PooledBatchNorm(nn.BatchNorm1d):
         count = exact.new_full((1,), len(x))
         total = all_reduce(torch.cat((count, exact.sum(0), exact.square().sum(0))))
         count, (mean, square) = total[0], total[1:].view(2, -1) / total[0]
-        if count < 2:
-            return self._by_running_statistics(x)
         var = (square - mean.square()).clamp(min=0)
-        self._update(mean.detach(), (var * count / (count - 1)).detach())
+        # Chosen on the device, which need not be waited for then.
+        few = count < 2
+        mean = torch.where(few, self.running_mean.double(), mean)
+        var = torch.where(few, self.running_var.double(), var)
+        self._update(mean.detach(), (var * count / (count - 1).clamp(min=1)).detach(), ~few)
         normed = ((exact - mean) * torch.rsqrt(var + self.eps)).to(x.dtype)
         return torch.addcmul(self.bias, normed, self.weight)
 
     @torch.no_grad()
-    def _update(self, mean: Tensor, unbiased_var: Tensor) -> None:
-        self.num_batches_tracked += 1
+    def _update(self, mean: Tensor, unbiased_var: Tensor, counts: Tensor) -> None:
+        self.num_batches_tracked += counts
         rate = self.momentum
         if rate is None:
-            rate = 1 / float(self.num_batches_tracked)
+            rate = self.num_batches_tracked.clamp(min=1).to(self.running_mean.dtype).reciprocal()
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
         self.running_var.lerp_(unbiased_var.to(self.running_var.dtype), rate)

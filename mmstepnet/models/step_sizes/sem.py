@@ -58,4 +58,6 @@ class SEM(StepSize):
             1,
         )
         switch = self.switch(pooled).sigmoid()[:, :, None]
-        return (switch * excitations).sigmoid().prod(1)
+        # Written out: the backward pass of prod() looks for zeros on the host.
+        a, b, c = (switch * excitations).sigmoid().unbind(1)
+        return a * b * c

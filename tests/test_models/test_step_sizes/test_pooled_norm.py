@@ -1,10 +1,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from mmstepnet.models.step_sizes.pooled_norm import PooledBatchNorm
+from tests.ranks import run_ranks
 
 
 def train_step(norm, x, target):
@@ -31,48 +31,22 @@ def test_one_process_is_torchs_batch_norm(momentum):
     assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
 
 
-def run_rank(rank, port, sizes, x, target, queue):
-    dist.init_process_group(
-        'gloo', init_method=f'tcp://127.0.0.1:{port}', rank=rank, world_size=len(sizes)
-    )
-    try:
-        norm = PooledBatchNorm(x.shape[1]).to(x.dtype)
-        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        result = train_step(norm, x[mine], target[mine])
-        for key in ('weight', 'bias'):  # what DistributedDataParallel does
-            dist.all_reduce(result[key])
-            result[key] /= len(sizes)
-        queue.put((rank, {key: value.detach().numpy() for key, value in result.items()}))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def run_ranks(sizes, x, target, free_port):
-    context = mp.get_context('spawn')
-    queue = context.SimpleQueue()
-    processes = [
-        context.Process(target=run_rank, args=(rank, free_port, sizes, x, target, queue))
-        for rank in range(len(sizes))
-    ]
-    for process in processes:
-        process.start()
-    results = dict(queue.get() for _ in processes)
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    return [
-        {key: torch.from_numpy(value) for key, value in results[rank].items()}
-        for rank in range(len(sizes))
-    ]
+def train_share(rank, sizes, x, target):
+    norm = PooledBatchNorm(x.shape[1]).to(x.dtype)
+    mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    result = train_step(norm, x[mine], target[mine])
+    for key in ('weight', 'bias'):  # what DistributedDataParallel does
+        dist.all_reduce(result[key])
+        result[key] /= len(sizes)
+    return result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_two_ranks_equal_one_process(dtype, free_port):
+def test_two_ranks_equal_one_process(dtype, tmp_path):
     x, target = torch.randn(2, 6, 4, dtype=dtype)
     expected = train_step(PooledBatchNorm(4).to(dtype), x, target)
-    ranks = run_ranks((3, 3), x, target, free_port)
+    ranks = run_ranks(train_share, 2, tmp_path, (3, 3), x, target)
     tolerance = (
         dict(rtol=1e-5, atol=1e-6) if dtype == torch.float32 else dict(rtol=1e-12, atol=1e-14)
     )
@@ -85,9 +59,28 @@ def test_two_ranks_equal_one_process(dtype, free_port):
 
 
 @pytest.mark.slow
-def test_one_sample_on_each_rank_has_statistics(free_port):
+def test_one_sample_on_each_rank_has_statistics(tmp_path):
     x, target = torch.randn(2, 2, 4, dtype=torch.float64)
-    ranks = run_ranks((1, 1), x, target, free_port)
+    ranks = run_ranks(train_share, 2, tmp_path, (1, 1), x, target)
     for result in ranks:
         torch.testing.assert_close(result['mean'], 0.1 * x.mean(0), rtol=1e-12, atol=1e-15)
         torch.testing.assert_close(result['var'], 0.9 + 0.1 * x.var(0), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize('momentum', [0.1, None])
+def test_one_sample_in_all_takes_the_running_statistics(momentum, tmp_path):
+    norm = PooledBatchNorm(4, momentum=momentum).double()
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    before = {key: value.clone() for key, value in norm.named_buffers()}
+    x = torch.randn(1, 4, dtype=torch.float64, requires_grad=True)
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+    try:
+        out = norm._forward_all_ranks(x)
+        (grad,) = torch.autograd.grad(out.sum(), x)
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(out, norm.eval()(x), rtol=1e-14, atol=1e-14)
+    slope = norm.weight / (norm.running_var + norm.eps).sqrt()
+    torch.testing.assert_close(grad[0], slope.detach(), rtol=1e-14, atol=0)
+    assert all(torch.equal(value, before[key]) for key, value in norm.named_buffers())
