@@ -33,3 +33,4 @@ param_scheduler = [
 ]
 custom_hooks = [dict(type='mmstepnet.HeadFigureHook', interval=10)]
 auto_scale_lr = dict(base_batch_size=100)
+default_hooks = dict(checkpoint=dict(max_keep_ckpts=1, save_best='accuracy/top1'))

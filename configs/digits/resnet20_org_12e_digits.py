@@ -15,4 +15,7 @@ model = dict(
     ),
 )
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1))
-custom_hooks = [dict(type='mmstepnet.StiffnessHook', interval=12, figures=False)]
+custom_hooks = [
+    dict(type='SyncBuffersHook'),
+    dict(type='mmstepnet.StiffnessHook', interval=12, figures=False),
+]

@@ -6,4 +6,7 @@ train_dataloader = dict(batch_size=50, dataset=dict(train_per_class=20, noise=0.
 val_dataloader = dict(batch_size=450, dataset=dict(noise=0.25))
 test_dataloader = dict(batch_size=450, dataset=dict(noise=0.25))
 train_cfg = dict(max_epochs=30)
-custom_hooks = [dict(type='mmstepnet.StiffnessHook', interval=30, figures=False)]
+custom_hooks = [
+    dict(type='SyncBuffersHook'),
+    dict(type='mmstepnet.StiffnessHook', interval=30, figures=False),
+]

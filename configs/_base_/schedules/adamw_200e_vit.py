@@ -7,7 +7,11 @@ optim_wrapper = dict(
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
-        custom_keys={'pos_embed': dict(decay_mult=0.0), '.step.': dict(decay_mult=0.0)},
+        custom_keys={
+            'cls_token': dict(decay_mult=0.0),
+            'pos_embed': dict(decay_mult=0.0),
+            '.step.': dict(decay_mult=0.0),
+        },
     ),
     clip_grad=dict(max_norm=1.0),
 )

@@ -11,5 +11,9 @@ param_scheduler = dict(
 train_cfg = dict(by_epoch=True, max_epochs=20, val_interval=2)
 val_cfg = dict()
 test_cfg = dict()
-custom_hooks = [dict(type='mmstepnet.StiffnessHook', interval=20)]
+auto_scale_lr = dict(base_batch_size=128)
+custom_hooks = [
+    dict(type='SyncBuffersHook'),
+    dict(type='mmstepnet.StiffnessHook', interval=20),
+]
 default_hooks = dict(logger=dict(interval=20), checkpoint=dict(max_keep_ckpts=1))
