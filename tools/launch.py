@@ -32,7 +32,7 @@ def prepare_process() -> None:
     A process started from here ends with its launcher, even one that was killed (on Linux), and on
     Ctrl-C at once: the launcher says that, and a traceback of every process would bury the line.
     """
-    # The tools run from a checkout that isn't installed, too; what lies beside them comes first.
+    # Tools that import this file run from a checkout that isn't installed; it comes first.
     sys.path.insert(1, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     os.environ.setdefault('MKL_NUM_THREADS', os.environ['OMP_NUM_THREADS'])

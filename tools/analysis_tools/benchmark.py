@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from mmstepnet.models import StepResNet, switch_to_deploy
+from mmstepnet.models.layers import ResidualStep
 from mmstepnet.utils.command_line import usable_device
 from mmstepnet.visualization.figures import COLORS, GREY, new_figure, save_figure, styled
 
@@ -43,6 +44,7 @@ STEP_SIZES = {
 TIMM_ATTENTION = {'timm se': 'se', 'timm eca': 'eca'}
 MODELS = (BASELINE, AGAIN, 'no plugin', *STEP_SIZES, *TIMM_ATTENTION, 'mmpretrain se')
 PHASES = {'training': 'training step', 'inference': 'inference', 'deployed': 'deployed inference'}
+FUSED = {'auto': None, 'always': True, 'never': False}
 CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 SWEEP_MODELS = (BASELINE, 'stepnet', 'se')
 
@@ -299,9 +301,13 @@ def package_versions() -> dict[str, str]:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--models', nargs='+', default=list(MODELS), choices=MODELS)
-    parser.add_argument('--depth', type=int, default=50, choices=(50, 101, 152))
-    parser.add_argument('--batch', type=int, default=8)
+    parser.add_argument(
+        '--models', nargs='+', default=list(MODELS), choices=MODELS, help='default: all'
+    )
+    parser.add_argument(
+        '--depth', type=int, default=50, choices=(50, 101, 152), help='of the ResNets (default: 50)'
+    )
+    parser.add_argument('--batch', type=int, default=8, help='pictures (default: 8)')
     parser.add_argument('--size', type=int, default=160, help='side of the pictures')
     parser.add_argument('--rounds', type=int, default=7, help='that count')
     parser.add_argument('--warm-up', type=int, default=1, help='rounds that do not count')
@@ -315,7 +321,13 @@ def parse_args() -> argparse.Namespace:
         choices=CLOCKS,
         help='cpu: processor time of all threads, for a CPU that others use at the same time',
     )
-    parser.add_argument('--channels-last', action='store_true')
+    parser.add_argument('--channels-last', action='store_true', help='models and maps in it')
+    parser.add_argument(
+        '--fused',
+        default='auto',
+        choices=FUSED,
+        help='whether training steps of step sizes that allow it are fused (default: on CPUs)',
+    )
     parser.add_argument(
         '--sweep', action='store_true', help='also against size, batch and depth (few rounds)'
     )
@@ -339,6 +351,7 @@ def main() -> None:
     logging.disable(logging.INFO)
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
+    ResidualStep.fuse = FUSED[args.fused]
 
     def measured(names, depth, batch, size, rounds):
         print(f'depth {depth}, batch {batch}, {size} px', file=sys.stderr)

@@ -42,7 +42,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--splits', nargs='+', help='names in ImageSets/Main [all]')
     parser.add_argument('--classes', nargs='+', help='names in order [those found, sorted]')
     parser.add_argument(
-        '--strict', action='store_true', help='write nothing if any box had to be left out'
+        '--strict',
+        action='store_true',
+        help='write nothing if any box had to be left out or clipped',
     )
     args = parser.parse_args()
     if len({*(args.classes or ())}) < len(args.classes or ()):
