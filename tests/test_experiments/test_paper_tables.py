@@ -32,18 +32,28 @@ def test_counts_of_runs():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize('name', [n for n, t in TABLES.items() if t.gpu_hours])
-def test_configs_have_the_paper_s_batch_and_schedule(name):
-    table = TABLES[name]
-    column, *_ = table.columns
-    cfg = Config.fromfile(ROOT / table.config_file('stepnet', column))
-    assert cfg.auto_scale_lr.base_batch_size == table.batch_size
-    if name in ('table1', 'table4'):
-        assert cfg.train_cfg.max_epochs == 164
-        assert cfg.param_scheduler.milestones == [81, 122]
-        assert cfg.optim_wrapper.optimizer == dict(
-            type='SGD', lr=0.1, momentum=0.9, weight_decay=1e-4
-        )
+# Pictures a step, epochs, milestones, rate.
+SETTINGS = {
+    'table1': (128, 164, [81, 122], 0.1),
+    'table2': (256, 120, [30, 60, 90], 0.1),
+    'table3': (16, 12, [8, 11], 0.02),
+    'table4': (128, 164, [81, 122], 0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ('name', 'column', 'method'),
+    [(name, c, m) for name in SETTINGS for c in TABLES[name].columns for m in TABLES[name].methods],
+)
+def test_configs_have_the_papers_settings(name, column, method):
+    batch_size, epochs, milestones, rate = SETTINGS[name]
+    cfg = Config.fromfile(ROOT / TABLES[name].config_file(method, column))
+    assert TABLES[name].batch_size == cfg.auto_scale_lr.base_batch_size == batch_size
+    assert cfg.train_cfg.max_epochs == epochs
+    schedulers = cfg.param_scheduler
+    *_, steps = schedulers if isinstance(schedulers, list) else [schedulers]
+    assert (steps.type, steps.milestones, steps.gamma) == ('MultiStepLR', milestones, 0.1)
+    assert cfg.optim_wrapper.optimizer == dict(type='SGD', lr=rate, momentum=0.9, weight_decay=1e-4)
 
 
 @pytest.mark.parametrize('method', ['org', 'stepnet'])

@@ -106,6 +106,7 @@ def test_a_training_outlives_a_killed_runner_under_its_lock(tmp_path, monkeypatc
     pool = ThreadPoolExecutor(1)
     future = pool.submit(train, run)
     while not ready.exists():
+        assert not future.done(), future.exception()
         time.sleep(0.01)
     with pytest.raises(RunError, match='another process'):
         train(run)
@@ -135,8 +136,8 @@ def test_several_workers_do_each_run_once_and_stop_at_a_failure(tmp_path):
 
 def test_a_failure_ends_what_another_worker_is_about_to_start(tmp_path, monkeypatch):
     marker = tmp_path / 'trained'
-    command = ['sh', '-c', f'sleep 3; touch {marker}']
-    monkeypatch.setattr(TRAIN_COMMAND, lambda *_: command)
+    code = f'import pathlib, time; time.sleep(60); pathlib.Path({str(marker)!r}).touch()'
+    monkeypatch.setattr(TRAIN_COMMAND, lambda *_: [sys.executable, '-c', code])
     both = threading.Barrier(2)
 
     def execute(run):

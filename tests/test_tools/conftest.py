@@ -26,7 +26,7 @@ def assert_ended():
 
     def assert_ended(processes):
         # Data loaders' processes look every five seconds whether their parent is still there.
-        end = time.monotonic() + 12
+        end = time.monotonic() + 60
         while running := [process for process in processes if is_running(process)]:
             assert time.monotonic() < end, running
             time.sleep(0.05)
@@ -177,6 +177,7 @@ class Toy:
         path = f'{folder}{os.pathsep}{ROOT}'
         self.env = {**os.environ, 'PYTHONPATH': path, 'PYTHON': sys.executable}
         self.counter = itertools.count()
+        self.started: list[psutil.Process] = []
         sys.path.insert(0, str(folder))
 
     def call(self, monkeypatch, tool, *arguments):
@@ -195,13 +196,23 @@ class Toy:
     def start(self, script, *arguments, **env):
         """Start a script of ``tools/`` as a process."""
         interpreter = 'bash' if script.endswith('.sh') else sys.executable
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [interpreter, str(TOOLS / script), *map(str, arguments)],
             env={**self.env, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(psutil.Process(process.pid))
+        return process
+
+    def stop(self):
+        """End what a test has started and left running."""
+        for process in self.started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for running in (process, *process.children(recursive=True)):
+                    running.kill()
+        self.started.clear()
 
     def run(self, script, *arguments, **env):
         """Run a script to its end: exit code and output."""
@@ -217,8 +228,14 @@ def load_tool_fixture():
 
 
 @pytest.fixture(scope='session')
-def toy(tmp_path_factory):
+def toy_project(tmp_path_factory):
     return Toy(tmp_path_factory.mktemp('tools') / 'toy project')
+
+
+@pytest.fixture
+def toy(toy_project):
+    yield toy_project
+    toy_project.stop()
 
 
 @pytest.fixture(scope='module')

@@ -339,7 +339,9 @@ class TestProgress:
         pid_file = tmp_path / 'pid'
 
         def interrupt(process, state):
+            end = time.monotonic() + 60
             while not pid_file.is_file() or not pid_file.read_text().strip():
+                assert time.monotonic() < end
                 time.sleep(0.01)
             raise KeyboardInterrupt
 

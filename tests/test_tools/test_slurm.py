@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 
 import pytest
@@ -114,10 +115,14 @@ def test_few_gpus_do_not_ask_for_a_whole_node(toy, srun):
     [
         ({'GPUS': 'many'}, "error: GPUS must be a whole number of at least 1, got 'many'"),
         ({'GPUS': '12'}, 'error: GPUS (12) must be a multiple of GPUS_PER_NODE (8)'),
-        ({'PATH': '/usr/bin:/bin'}, 'error: there is no srun here'),
+        ({'PATH': 'FOLDER'}, 'error: there is no srun here'),
     ],
 )
-def test_bad_input(toy, srun, env, message):
+def test_bad_input(toy, srun, tmp_path, env, message):
+    # A folder with what the script needs: on a cluster the usual ones have srun.
+    for name in ('bash', 'dirname'):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    env = {key: value.replace('FOLDER', str(tmp_path)) for key, value in env.items()}
     code, output = toy.run(*('slurm_train.sh', 'gpu', 'job', 'c.py', 'w'), **env)
     assert code == 2
     assert message in output

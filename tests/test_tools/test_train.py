@@ -37,11 +37,11 @@ def losses(work_dir):
 
 
 @pytest.fixture(scope='module')
-def whole_run(toy, tmp_path_factory):
+def whole_run(toy_project, tmp_path_factory):
     """Four epochs without a break."""
     work_dir = tmp_path_factory.mktemp('whole') / 'run'
     with pytest.MonkeyPatch.context() as patch:
-        toy.call(patch, 'train', '--work-dir', work_dir)
+        toy_project.call(patch, 'train', '--work-dir', work_dir)
     return work_dir
 
 

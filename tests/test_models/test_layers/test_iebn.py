@@ -53,14 +53,20 @@ def test_is_built_by_norm_cfg_under_the_keys_of_batch_norm():
 
 
 @pytest.mark.parametrize(
-    'net', [StepResNetCifar(20, block='basic', norm_cfg=NORM), StepResNet(18, norm_cfg=NORM)]
+    ('make', 'gated', 'plain'),
+    [
+        # Stem, two a block; the first block of each but the first stage has a shortcut's norm.
+        (lambda: StepResNetCifar(20, block='basic', norm_cfg=NORM), 1 + 2 * 9, 2),
+        (lambda: StepResNet(18, base_channels=8, norm_cfg=NORM), 1 + 2 * 8, 3),
+    ],
+    ids=['cifar', 'resnet18'],
 )
-def test_replaces_the_norms_of_stem_and_blocks_but_not_of_shortcuts(net):
-    for name, module in net.named_modules():
-        if name.rsplit('.', 1)[-1] in ('bn1', 'bn2'):
-            assert isinstance(module, IEBN), name
-        if name.endswith('downsample'):
-            assert type(module[1]) is nn.BatchNorm2d, name
+def test_replaces_the_norms_of_stem_and_blocks_but_not_of_shortcuts(make, gated, plain):
+    modules = dict(make().named_modules())
+    assert sum(isinstance(module, IEBN) for module in modules.values()) == gated
+    inner = {f'{name}.norm' for name, module in modules.items() if isinstance(module, IEBN)}
+    others = {n for n, m in modules.items() if isinstance(m, nn.BatchNorm2d)} - inner
+    assert len(others) == plain and all('.downsample.' in name for name in others)
 
 
 def test_synchronised_batch_norm_keeps_the_gate():
