@@ -22,6 +22,7 @@ from mmstepnet.utils.command_line import (
     add_settings_argument,
     build_model,
     fail,
+    library,
     load_config,
     make_folder,
     usable_device,
@@ -128,7 +129,7 @@ def main() -> None:
     except ckpt.CheckpointError as error:
         fail(error)
     make_folder(args.out_dir)
-    run = classify if cfg.get('default_scope') == 'mmpretrain' else detect
+    run = classify if library(cfg) == 'mmpretrain' else detect
     run(cfg, args, pictures)
     print(f'{len(pictures)} pictures of {len(found)}: results are in {args.out_dir}')
     if unreadable:

@@ -645,7 +645,8 @@ def install(with_tests):
     if not gpu_served:
         print(
             f'There is a GPU, but {cuda_state()[1]}: the ops of mmcv are compiled for the CPU, and '
-            'detectors run there.'
+            'detectors run there: set CUDA_VISIBLE_DEVICES= (to nothing) for every command, or '
+            'install nvcc and start this again.'
         )
     return text
 

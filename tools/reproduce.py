@@ -109,10 +109,10 @@ def settle_gpus(args: argparse.Namespace, table: PaperTable) -> None:
     import torch
 
     if args.gpus is None:
+        usual = args.gpus_per_run or table.gpus_per_run
+        here = 0 if args.launcher == 'slurm' else torch.cuda.device_count()
         elsewhere = args.launcher == 'slurm' or (args.dry_run and table.gpu_hours)
-        args.gpus = torch.cuda.device_count() or (
-            (args.gpus_per_run or table.gpus_per_run) if elsewhere else 0
-        )
+        args.gpus = here or (usual if elsewhere else 0)
     if args.gpus_per_run is None:
         args.gpus_per_run = table.fitting_gpus(args.gpus)
     if args.jobs < 1:
@@ -256,4 +256,8 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print('\ninterrupted; the same command goes on', file=sys.stderr)
+        raise SystemExit(130) from None

@@ -10,14 +10,14 @@ import os
 import mmengine
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
-from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
 
 from mmstepnet.models import switch_to_deploy
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
     add_settings_argument,
     build_model,
+    build_runner,
+    check_ops,
     fail,
     library,
     load_config,
@@ -25,13 +25,13 @@ from mmstepnet.utils.command_line import (
     make_folder,
     reason,
     say,
+    set_loader_defaults,
     set_work_dir,
     type_name,
 )
-from mmstepnet.utils.data_check import check_dataset_cfg
+from mmstepnet.utils.data_check import check_dataset_cfg, fetch_data
 from mmstepnet.utils.distributed import (
     add_launcher_arguments,
-    has_gpu,
     process_group,
     set_rank_variables,
 )
@@ -88,9 +88,7 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
     if cfg.get('test_dataloader') is None:
         fail(f'config {args.config} has no `test_dataloader`')
     loader = cfg.test_dataloader
-    if library(cfg) == 'mmpretrain':
-        loader.setdefault('collate_fn', dict(type='default_collate'))
-        loader.setdefault('pin_memory', has_gpu())
+    set_loader_defaults(loader, cfg)
     if args.no_pin_memory:
         loader.pin_memory = False
     if args.amp:
@@ -173,6 +171,7 @@ def add_flip_tta(cfg: Config) -> None:
 
 def check(cfg: Config) -> None:
     """Everything that can be known to be wrong before the work directory is touched."""
+    check_ops(cfg)
     try:
         check_dataset_cfg(cfg, splits=('test',))
         content = ckpt.read_checkpoint(cfg.load_from)
@@ -195,12 +194,16 @@ def main() -> None:
         for folder in (cfg.work_dir, args.out and os.path.dirname(args.out), args.show_dir):
             if folder:
                 make_folder(folder)
+    try:
+        fetch_data(cfg, splits=('test',))
+    except ValueError as error:
+        fail(reason(error))
     with process_group(args.launcher, cfg):
         test(cfg, args)
 
 
 def test(cfg: Config, args: argparse.Namespace) -> None:
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner = build_runner(cfg)
     if ckpt.is_deployed(ckpt.read_checkpoint(cfg.load_from)):
         switch_to_deploy(runner.model.eval())
     if args.out and args.out_item == 'pred':

@@ -4,15 +4,21 @@ import launch  # noqa: F401  (first: it sets what OpenMP reads when torch is loa
 
 # isort: split
 import argparse
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
 
 from mmengine.config import Config
-from mmengine.registry import RUNNERS
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.runner import EpochBasedTrainLoop
 
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
     add_settings_argument,
     build_model,
+    build_runner,
+    check_ops,
     fail,
     library,
     load_config,
@@ -20,12 +26,14 @@ from mmstepnet.utils.command_line import (
     make_folder,
     reason,
     say,
+    set_loader_defaults,
     set_work_dir,
     type_name,
 )
-from mmstepnet.utils.data_check import check_class_counts, check_dataset_cfg
+from mmstepnet.utils.data_check import check_class_counts, check_dataset_cfg, fetch_data
 from mmstepnet.utils.distributed import (
     add_launcher_arguments,
+    global_rank,
     has_gpu,
     process_group,
     set_rank_variables,
@@ -91,9 +99,8 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if (loader := cfg.get(name)) is None:
             continue
+        set_loader_defaults(loader, cfg)
         if library(cfg) == 'mmpretrain':
-            loader.setdefault('collate_fn', dict(type='default_collate'))
-            loader.setdefault('pin_memory', has_gpu())
             loader.setdefault('persistent_workers', loader.num_workers > 0)
         if args.no_pin_memory:
             loader.pin_memory = False
@@ -107,7 +114,7 @@ def make_resumable(cfg: Config) -> None:
     See ``AtomicCheckpointHook`` and ``ExactResumeHook``.
     """
     hooks = dict(cfg.get('default_hooks') or {})
-    checkpoint = hooks.get('checkpoint', dict(type='CheckpointHook'))
+    checkpoint = hooks.get('checkpoint', dict(type='CheckpointHook', interval=1))
     if checkpoint is not None and type_name(checkpoint.get('type', '')) == 'CheckpointHook':
         hooks['checkpoint'] = dict(checkpoint, type='mmstepnet.AtomicCheckpointHook')
     cfg.default_hooks = hooks
@@ -163,6 +170,7 @@ def set_resume(cfg: Config, resume: str | None) -> dict | None:
 
 def check(cfg: Config, resumed: dict | None) -> None:
     """Everything that can be known to be wrong before the work directory is touched."""
+    check_ops(cfg)
     try:
         check_dataset_cfg(cfg)
     except (FileNotFoundError, ValueError) as error:
@@ -202,12 +210,41 @@ def main() -> None:
     cfg = load_config(args.config, args.cfg_options)
     apply_arguments(cfg, args)
     make_resumable(cfg)
+    if cfg.get('randomness', {}).get('deterministic'):
+        # Some versions of torch ask for it.
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
     resumed = set_resume(cfg, args.resume)
     if local_rank() == 0:
         check(cfg, resumed)
         make_folder(cfg.work_dir)
-    with process_group(args.launcher, cfg):
+    # The file that it may be mapped from can go when newer ones are there.
+    del resumed
+    try:
+        fetch_data(cfg)
+    except ValueError as error:
+        fail(reason(error))
+    with lock(cfg.work_dir), process_group(args.launcher, cfg):
         train(cfg)
+
+
+@contextlib.contextmanager
+def lock(work_dir: str) -> Iterator[None]:
+    """Keep a second training out of the work directory, where each would write over the other's
+    checkpoints. The lock ends with this process, however it ends; data loaders don't inherit it.
+    """
+    with contextlib.ExitStack() as stack:
+        if global_rank() == 0:
+            file = stack.enter_context(open(os.path.join(work_dir, '.training'), 'w'))
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                # Anything else is a file system without locks.
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    fail(
+                        f'another training is running in {work_dir}: wait for it or end it, or '
+                        'choose another --work-dir'
+                    )
+        yield
 
 
 def train(cfg: Config) -> None:
@@ -221,10 +258,6 @@ def train(cfg: Config) -> None:
             f'processes x batch size {loader.batch_sampler.batch_size}, and drop_last=True'
         )
     runner.train()
-
-
-def build_runner(cfg: Config) -> Runner:
-    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
 
 if __name__ == '__main__':

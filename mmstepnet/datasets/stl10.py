@@ -6,10 +6,10 @@ Coates, Lee, Ng: An Analysis of Single Layer Networks in Unsupervised Feature Le
 
 import hashlib
 import os
+import shutil
 import tarfile
-import tempfile
 import urllib.request
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -153,8 +153,12 @@ def _download(root: Path, wanted: str) -> None:
     """Fetch the archive, check it and unpack it; what was there stays until the new is whole."""
     root.mkdir(parents=True, exist_ok=True)
     print(f'{root / FOLDER / wanted} is missing: downloading {URL} (2.6 GB)', flush=True)
-    with tempfile.TemporaryDirectory(dir=root) as folder:
-        archive = Path(folder, 'stl10_binary.tar.gz')
+    folder = root / 'stl10_partial'
+    # Of a download that was killed.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        archive = folder / 'stl10_binary.tar.gz'
         md5 = hashlib.md5(usedforsecurity=False)
         try:
             with urllib.request.urlopen(URL, timeout=30) as source, archive.open('wb') as target:
@@ -171,8 +175,14 @@ def _download(root: Path, wanted: str) -> None:
                 f'the archive from {URL} arrived damaged (MD5 {md5.hexdigest()} instead of '
                 f'{_ARCHIVE_MD5}): try again, or {_advice(str(root))}'
             )
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter='data')
         (root / FOLDER).mkdir(exist_ok=True)
-        for file in Path(folder, FOLDER).iterdir():
-            os.replace(file, root / FOLDER / file.name)
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                name = PurePosixPath(member.name).name
+                if not member.isfile() or name == 'unlabeled_X.bin':
+                    continue
+                with tar.extractfile(member) as source, (folder / name).open('wb') as target:
+                    shutil.copyfileobj(source, target)
+                os.replace(folder / name, root / FOLDER / name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

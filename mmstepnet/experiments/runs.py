@@ -6,6 +6,7 @@ its newest checkpoint. Tables are made of the results alone.
 """
 
 import fcntl
+import functools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from mmstepnet.utils.files import write_whole
 from mmstepnet.utils.text_table import Table
 from mmstepnet.utils.training_logs import read_log
 
@@ -31,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 if not (ROOT / 'tools' / 'reproduce.py').is_file():
     ROOT = Path(__file__).parents[1] / '.mim'
 _children: set[subprocess.Popen] = set()
+_say = functools.partial(print, flush=True)
 
 
 @dataclass(frozen=True)
@@ -100,18 +103,14 @@ def read_result(run: Run) -> dict | None:
 def write_result(run: Run, **content) -> dict:
     """Write ``result.json`` at once or not at all, and return what it holds."""
     result = dict(format=FORMAT, settings=run.settings, **content)
-    path = run.work_dir / RESULT
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix('.tmp')
-    temporary.write_text(json.dumps(result, indent=1) + '\n')
-    os.replace(temporary, path)
+    write_whole(json.dumps(result, indent=1) + '\n', run.work_dir / RESULT)
     return result
 
 
 def complete(
     runs: Sequence[Run],
     execute: Callable[[Run], dict],
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = _say,
     workers: int = 1,
 ) -> list[dict]:
     """Do what is missing of ``runs`` in their order and return all results.
@@ -255,6 +254,9 @@ def _last_checkpoint(work_dir: Path) -> tuple[int, Path] | None:
 
 def _call(run: Run, command: list[str], env: Mapping[str, str], lock: int) -> None:
     log = run.work_dir / 'console.log'
+    # Several runs at a time each find a port of their own, on this machine.
+    ours = ('PORT', 'NNODES', 'NODE_RANK', 'MASTER_ADDR')
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
     with log.open('a') as stream:
         # The training holds the lock too: it may outlive this process, if that is killed.
         child = subprocess.Popen(
@@ -262,7 +264,7 @@ def _call(run: Run, command: list[str], env: Mapping[str, str], lock: int) -> No
             stdout=stream,
             stderr=subprocess.STDOUT,
             # dist_train.sh would run whichever Python stands first on the PATH.
-            env={**os.environ, 'PYTHON': sys.executable, **env},
+            env={**inherited, 'PYTHON': sys.executable, **env},
             pass_fds=[lock],
         )
         _children.add(child)
@@ -275,7 +277,7 @@ def _call(run: Run, command: list[str], env: Mapping[str, str], lock: int) -> No
         finally:
             _children.discard(child)
     if code:
-        tail = '\n'.join(log.read_text().splitlines()[-15:])
+        tail = '\n'.join(log.read_text(errors='replace').splitlines()[-15:])
         raise RunError(
             f'run {run.work_dir} ended with exit code {code}; the end of {log}:\n{tail}\n'
             f'command: {shlex.join(command)}'
@@ -300,6 +302,11 @@ def _locked(run: Run) -> Iterator[int]:
         except BlockingIOError as error:
             raise RunError(
                 f'run {run.work_dir} is being trained by another process: wait for it or end it'
+            ) from error
+        except OSError as error:
+            raise RunError(
+                f'{path} can not be locked ({error.strerror}): choose a --work-dir on a file '
+                'system that has locks'
             ) from error
         held[path] = file.fileno()
         try:

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 import torch
 from mmengine.config import Config, DictAction
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, RUNNERS, init_default_scope
+from mmengine.runner import Runner
 
 # As argparse ends on bad arguments. tools/launch.py knows by it that all has been said.
 BAD_INPUT = 2
@@ -64,6 +65,12 @@ def usable_device(name: str) -> str:
     if name not in there:
         raise argparse.ArgumentTypeError(f'no {name} on this machine; it has {", ".join(there)}')
     return name
+
+
+def use_device(name: str) -> None:
+    """Make a GPU that was named (``cuda:1``) the one that torch waits for and asks for memory."""
+    if torch.device(name).type == 'cuda':
+        torch.cuda.set_device(torch.device(name))
 
 
 class SettingsAction(DictAction):
@@ -155,3 +162,28 @@ def library(cfg: Config) -> str:
         return scope
     kind = cfg.model.get('type')
     return (kind if isinstance(kind, str) else kind.__module__).partition('.')[0]
+
+
+def build_runner(cfg: Config) -> Runner:
+    """The config's runner: MMEngine's, or the one that ``runner_type`` names."""
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def set_loader_defaults(loader: dict, cfg: Config) -> None:
+    """What MMPretrain's own tools add to a data loader; configs of others stay as they are."""
+    if library(cfg) == 'mmpretrain':
+        loader.setdefault('collate_fn', dict(type='default_collate'))
+        loader.setdefault('pin_memory', torch.cuda.is_available())
+
+
+def check_ops(cfg: Config) -> None:
+    """End the process where a detector would go to a GPU that MMCV's ops are not compiled for."""
+    if library(cfg) != 'mmdet' or not torch.cuda.is_available():
+        return
+    from mmcv.ops import get_compiling_cuda_version
+
+    if get_compiling_cuda_version() == 'not available':
+        fail(
+            'there is a GPU, but the ops of mmcv are compiled for the CPU: install nvcc and run '
+            'tools/install.py again, or set CUDA_VISIBLE_DEVICES= (to nothing) to use the CPU'
+        )

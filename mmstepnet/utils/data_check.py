@@ -13,6 +13,8 @@ from mmengine.registry import DATASETS
 
 from mmstepnet.datasets.check_coco import check_coco
 
+from .files import one_at_a_time
+
 # What to do about a missing folder, by the folder's name.
 HOW_TO_GET = {
     'coco': (
@@ -47,8 +49,8 @@ def check_dataset_cfg(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> 
     going to leave out are named in the log, pictures that it is going to leave out are counted
     there. With several processes on a machine it is enough to call it in one.
 
-    Data sets that download themselves, and those behind a ``backend_args`` storage, are left to
-    their own classes.
+    Data sets that download themselves (see :func:`fetch_data`), and those behind an address or a
+    ``backend_args`` storage, are left to their own classes.
 
     Args:
         cfg: The whole config, as read by ``Config.fromfile``.
@@ -96,6 +98,43 @@ def check_class_counts(model: torch.nn.Module, cfg: Config) -> None:
                 )
 
 
+def fetch_data(cfg: Config, splits: Sequence[str] = ('train', 'val')) -> None:
+    """Let data sets that download themselves do so, in one process at a time.
+
+    Several trainings that start together would write to the same files, and processes of one
+    training that wait for its first would give up. So every process calls this, before there is a
+    process group.
+
+    Args:
+        cfg: The whole config.
+        splits: Which of ``train``, ``val`` and ``test`` are going to be used.
+
+    Raises:
+        ValueError: A data set can't be fetched, or is damaged; says which and why.
+    """
+    leaves = []
+    for split in splits:
+        leaves += _leaves((cfg.get(f'{split}_dataloader') or {}).get('dataset'))
+    for dataset in leaves:
+        scope = cfg.get('default_scope')
+        cls = _dataset_class(dataset['type'], scope)
+        if not _downloads(dataset, cls):
+            continue
+        root = dataset.get('data_root') or dataset.get('data_prefix')
+        with one_at_a_time(root), DATASETS.switch_scope_and_registry(scope) as registry:
+            try:
+                registry.build(dict(dataset, pipeline=[], lazy_init=True)).load_data_list()
+            except (OSError, RuntimeError, ValueError, AssertionError) as error:
+                raise ValueError(f'{cls.__name__} in {root}: {error}') from error
+
+
+def _downloads(dataset: dict, cls: type) -> bool:
+    parameters = inspect.signature(cls).parameters
+    return bool(
+        'download' in parameters and dataset.get('download', parameters['download'].default)
+    )
+
+
 def _leaves(dataset) -> Iterator[dict]:
     """The data sets inside any nesting of RepeatDataset, ConcatDataset and the like."""
     if isinstance(dataset, list | tuple):
@@ -113,8 +152,7 @@ def _check_dataset(dataset: dict, scope: str | None, content: bool) -> None:
     if dataset.get('backend_args') is not None:
         return
     cls = _dataset_class(dataset['type'], scope)
-    parameters = inspect.signature(cls).parameters
-    if 'download' in parameters and dataset.get('download', parameters['download'].default):
+    if _downloads(dataset, cls):
         return
 
     root = dataset.get('data_root') or ''
@@ -122,6 +160,8 @@ def _check_dataset(dataset: dict, scope: str | None, content: bool) -> None:
     prefix = prefix if isinstance(prefix, dict) else {'img': prefix}
     ann_file = _join(root, dataset.get('ann_file'))
     folders = [_join(root, value) for value in prefix.values() if isinstance(value, str)]
+    if any('://' in path for path in (root, ann_file, *folders)):
+        return
     for path in filter(None, (root, ann_file, *folders)):
         if not os.path.exists(path):
             raise FileNotFoundError(_missing(path, root))
@@ -146,7 +186,7 @@ def _check_evaluator(evaluator) -> None:
         if not isinstance(metric, dict) or metric.get('backend_args') is not None:
             continue
         path = metric.get('ann_file')
-        if isinstance(path, str) and path and not os.path.exists(path):
+        if isinstance(path, str) and path and '://' not in path and not os.path.exists(path):
             raise FileNotFoundError(_missing(path, os.path.dirname(os.path.dirname(path))))
 
 

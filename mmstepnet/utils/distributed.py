@@ -77,8 +77,9 @@ def set_rank_variables(launcher: str) -> None:
         fail(f'--launcher {launcher} without {", ".join(missing)}: start it by {starter}')
     env['RANK'], env['LOCAL_RANK'], env['WORLD_SIZE'] = (env[name] for name in names)
     if launcher == 'slurm':
-        # The job's number keeps the ports of two jobs on one machine apart.
-        env.setdefault('MASTER_PORT', str(20000 + int(env.get('SLURM_JOB_ID', 9500)) % 20000))
+        # Keeps the ports of two jobs on one machine apart, and of two steps of one job.
+        job, step = (int(env.get(f'SLURM_{name}', 0)) for name in ('JOB_ID', 'STEP_ID'))
+        env.setdefault('MASTER_PORT', str(20000 + (job + 101 * step) % 20000))
         env.setdefault('MASTER_ADDR', _first_slurm_host())
     env.setdefault('MASTER_ADDR', '127.0.0.1')
     env.setdefault('MASTER_PORT', '29500')
@@ -112,7 +113,7 @@ def process_group(launcher: str, cfg: Config) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _destroy()
-        print('\ninterrupted; --resume goes on from the last checkpoint', file=sys.stderr)
+        print('\ninterrupted; train.py --resume goes on from the last checkpoint', file=sys.stderr)
         raise SystemExit(130) from None
     except RuntimeError as error:
         timed_out = any(text in str(error) for text in _TIMED_OUT)

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from torch.hub import HASH_REGEX
 
 from .checkpoint import CheckpointError, state_dict
+from .files import write_whole
 
 # What inference reads (class names and colours, the config, whether norms are folded) and how long
 # the training was.
@@ -77,23 +77,3 @@ def write_checkpoint(content: dict, path: str | Path, with_hash: bool = False) -
         raise CheckpointError(f'{path} exists and is something else; remove it, or choose another')
     write_whole(written, path)
     return path
-
-
-def write_whole(content: bytes | memoryview, path: str | Path) -> None:
-    """Write to a file beside the target and rename it, so that a kill leaves the old one.
-
-    Raises:
-        OSError: The disk is full, say. Nothing is left of the new file.
-    """
-    temporary = f'{path}.tmp'
-    os.makedirs(os.path.dirname(temporary) or '.', exist_ok=True)
-    try:
-        with open(temporary, 'wb') as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise

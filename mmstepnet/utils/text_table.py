@@ -60,5 +60,5 @@ class Table:
             ('.csv', self.csv()),
         ):
             files.append(path.with_suffix(ending))
-            files[-1].write_text(content + '\n')
+            files[-1].write_text(content + '\n', encoding='utf-8')
         return files

@@ -1,13 +1,17 @@
 import json
 import logging
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from PIL import Image
 from torch import nn
 
-from mmstepnet.utils.data_check import check_class_counts, check_dataset_cfg
+from mmstepnet.utils.data_check import check_class_counts, check_dataset_cfg, fetch_data
 
 pytest.importorskip('mmdet')
 
@@ -264,3 +268,40 @@ def test_heads_that_know_other_classes(dataset):
     reads_text = model(256, 'bbox_head')
     reads_text.language_model = nn.Module()
     check_class_counts(reads_text, config(dataset))
+
+
+class Fetched(BaseDataset):
+    """Counts how many build it at a time; the first one fetches."""
+
+    def __init__(self, data_root, download=True, **kwargs):
+        super().__init__(data_root=data_root, **kwargs)
+
+    def load_data_list(self):
+        if (path := Path(self.data_root, 'broken')).exists():
+            raise RuntimeError(path.read_text())
+        with Path(self.data_root, 'calls').open('a') as file:
+            file.write('begin ')
+            file.flush()
+            time.sleep(0.1)
+            file.write('end ')
+
+
+def test_data_is_fetched_by_one_at_a_time(tmp_path):
+    cfg = config(dict(type=Fetched, data_root=str(tmp_path)))
+    threads = [threading.Thread(target=fetch_data, args=(cfg,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / 'calls').read_text() == 'begin end ' * 3
+
+
+def test_data_that_can_not_be_fetched_is_named(tmp_path):
+    (tmp_path / 'broken').write_text('no network')
+    with pytest.raises(ValueError, match=f'Fetched in {tmp_path}: no network'):
+        fetch_data(config(dict(type=Fetched, data_root=str(tmp_path))))
+    fetch_data(config(dict(type=Fetched, data_root=str(tmp_path), download=False)))
+
+
+def test_addresses_are_left_to_their_storage(dataset):
+    check_dataset_cfg(config(dict(dataset, data_root='s3://bucket/coco/')))

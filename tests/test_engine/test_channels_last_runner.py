@@ -8,6 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
 from mmstepnet.engine.runner import ChannelsLastRunner
+from mmstepnet.engine.runner.channels_last_runner import to_channels_last
 
 NARROW = Path(__file__).parents[2] / 'configs/_base_/models/faster_rcnn_r18_narrow.py'
 
@@ -106,3 +107,15 @@ def test_a_detector_has_the_same_losses_and_gradients(tmp_path, dcn):
         # Rounding of float32 through deep norms: up to 0.4 %. Wrong maps are off by their own size.
         error = (ours.grad - theirs.grad).norm()
         assert error <= 2e-2 * theirs.grad.norm() + 1e-5, name
+
+
+def test_what_reads_memory_as_channels_first_is_refused(tmp_path):
+    runner = 'mmstepnet.ChannelsLastRunner'
+    with pytest.raises(ValueError, match="take sync_bn='torch'"):
+        build(tmp_path, dict(runner_type=runner, sync_bn='mmcv'))
+
+    class TOODHead(torch.nn.Module):
+        pass
+
+    with pytest.raises(ValueError, match='bbox_head calls ops of MMCV'):
+        to_channels_last(torch.nn.ModuleDict(dict(bbox_head=TOODHead())))

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from mmengine.runner import IterBasedTrainLoop
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from mmstepnet.engine.hooks import PredictionPicturesHook
 
@@ -21,9 +21,15 @@ class Visualizer:
 
 @pytest.fixture
 def runner():
-    return SimpleNamespace(
-        rank=0, epoch=3, iter=700, _train_loop=None, visualizer=Visualizer(), train_loop=None
-    )
+    # No train_loop, epoch or iter: where there is no training, MMEngine's runner would build one.
+    return SimpleNamespace(rank=0, _train_loop=None, visualizer=Visualizer())
+
+
+def training(kind, done):
+    """A loop that is so far."""
+    loop = kind.__new__(kind)
+    loop._epoch, loop._iter = done, 100 * done
+    return loop
 
 
 @pytest.fixture
@@ -49,14 +55,18 @@ def test_draws_the_same_first_pictures_every_time(runner, batches):
     hook = PredictionPicturesHook(count=3, score_thr=0.4)
     expected = [(f'p{i}', [i, 0, 200], batches[i // 2][i % 2]) for i in range(3)]
     for epoch in (1, 2):
-        runner.epoch = epoch
+        runner._train_loop = training(EpochBasedTrainLoop, epoch)
         drawn = validate(hook, runner, batches)
         assert drawn == [(f'val_{n}', rgb, sample, 0.4, epoch) for n, rgb, sample in expected]
 
 
 def test_counts_iterations_where_the_training_does(runner, batches):
-    runner._train_loop = IterBasedTrainLoop.__new__(IterBasedTrainLoop)
+    runner._train_loop = training(IterBasedTrainLoop, 7)
     assert {step for *_, step in validate(PredictionPicturesHook(), runner, batches)} == {700}
+
+
+def test_without_a_training_nothing_is_counted(runner, batches):
+    assert {step for *_, step in validate(PredictionPicturesHook(), runner, batches)} == {0}
 
 
 def test_only_the_first_process_draws(runner, batches):

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import sys
@@ -96,6 +97,33 @@ def test_a_failed_training_shows_the_end_of_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(TRAIN_COMMAND, lambda *_: [sys.executable, '-c', code])
     with pytest.raises(RunError, match=r'exit code 3[\s\S]*the reason'):
         train(run)
+
+
+def test_the_end_of_a_log_is_shown_whatever_it_holds(tmp_path, monkeypatch):
+    run = Run('a', 'digits', 0, tmp_path, 'c.py')
+    code = r'import sys; sys.stdout.buffer.write(b"half \xe2 a character\n"); raise SystemExit(3)'
+    monkeypatch.setattr(TRAIN_COMMAND, lambda *_: [sys.executable, '-c', code])
+    with pytest.raises(RunError, match=r'half . a character'):
+        train(run)
+
+
+def test_a_launcher_of_the_shell_is_not_that_of_a_run(tmp_path, monkeypatch):
+    run = Run('a', 'digits', 0, tmp_path, 'c.py')
+    for name in ('PORT', 'NNODES', 'NODE_RANK', 'MASTER_ADDR'):
+        monkeypatch.setenv(name, '8080')
+    code = 'import os; print(sorted(k for k, v in os.environ.items() if v == "8080")); 1 / 0'
+    monkeypatch.setattr(TRAIN_COMMAND, lambda *_: [sys.executable, '-c', code])
+    with pytest.raises(RunError, match=r'\n\[\]\n'):
+        train(run)
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOSYS, 'Function not implemented')
+
+    monkeypatch.setattr('fcntl.flock', no_locks)
+    with pytest.raises(RunError, match=r'\.lock can not be locked .*choose a --work-dir'):
+        train(Run('a', 'digits', 0, tmp_path, 'c.py'))
 
 
 def test_a_training_outlives_a_killed_runner_under_its_lock(tmp_path, monkeypatch):

@@ -52,6 +52,13 @@ def rows_of(text):
     return tables
 
 
+def test_the_folder_of_a_start_stands_for_its_run(tool, runs, capsys, monkeypatch):
+    (start, *_) = sorted((runs / 'a').glob('*/vis_data'))
+    monkeypatch.chdir(start.parent)
+    tool.main(['.'])
+    assert '0.3333' in capsys.readouterr().out
+
+
 def test_tables(tool, runs, capsys):
     tool.main([str(runs)])
     printed = capsys.readouterr()

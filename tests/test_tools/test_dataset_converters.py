@@ -216,7 +216,8 @@ class TestVOC:
                 ('dog', (41, 2, 60, 9), 0),
                 ('dog', (3, 3, 3.5, 9), 0),
                 ('cat', (30, 20, 50, 29), 0),
-                filename='b.jpg',
+                # Some annotation programs write the whole path.
+                filename='/somewhere/else/b.jpg',
             )
         )
         (root / 'ImageSets/Main/train.txt').write_text('a\n')

@@ -211,7 +211,8 @@ def test_killed_and_started_again_it_goes_on(tmp_path):
     lines = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
     first, second = ({line['step'] for line in log if 'loss' not in line} for log in lines)
     # An epoch whose checkpoint is there is not trained again, evaluated or not.
-    assert first <= {*range(1, done + 1)} and second == {*range(done + 1, 31)}
+    # Also that of an epoch whose evaluation was broken off.
+    assert first <= {*range(1, done + 1)} and second == {*range(1, 31)} - first
     result = json.loads((run / 'result.json').read_text())
 
     # Killed between the last checkpoint and its evaluation.
@@ -250,6 +251,12 @@ def test_more_gpus_than_there_are(reproduce, tmp_path, capsys, trained):
     assert not trained
     # Elsewhere there may be more.
     reproduce('digits', '--gpus', 17, '--dry-run', '--work-dir', tmp_path)
+
+
+def test_a_login_nodes_gpus_do_not_count_for_the_cluster(reproduce, tmp_path, monkeypatch):
+    monkeypatch.setattr('torch.cuda.device_count', lambda: 1)
+    options = ('--launcher', 'slurm', '--dry-run', '--work-dir', tmp_path)
+    assert '--gres=gpu:8' in reproduce('table3', *options)
 
 
 def test_a_work_dir_that_can_not_be_made(reproduce, tmp_path, capsys):

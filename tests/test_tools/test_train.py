@@ -88,6 +88,82 @@ def test_resume_passes_over_a_truncated_checkpoint(toy, whole_run, tmp_path, mon
     assert_same_weights(whole_run / 'epoch_4.pth', work_dir / 'epoch_4.pth')
 
 
+def evaluated(work_dir):
+    """Epochs whose evaluation a work directory's logs hold, in order of writing."""
+    logs = sorted(work_dir.glob('*/vis_data/scalars.json'))
+    rows = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    return [row['step'] for row in rows if 'accuracy' in row]
+
+
+@pytest.mark.parametrize('logged', [1, 2])
+def test_an_evaluation_that_a_kill_prevented_is_made_up_for(
+    toy, whole_run, tmp_path, monkeypatch, logged
+):
+    work_dir = killed_after(whole_run, tmp_path / 'run', epochs=2)
+    (log,) = whole_run.glob('*/vis_data/scalars.json')
+    lines = log.read_text().splitlines(keepends=True)
+    ends = [i for i, line in enumerate(lines) if 'accuracy' in line]
+    copy = work_dir / '20200101_000000' / 'vis_data' / 'scalars.json'
+    copy.parent.mkdir(parents=True)
+    copy.write_text(''.join(lines[: ends[logged - 1] + 1]))
+    toy.call(monkeypatch, 'train', '--work-dir', work_dir, '--resume')
+    assert evaluated(work_dir) == [1, 2, 3, 4]
+    assert_same_weights(whole_run / 'epoch_4.pth', work_dir / 'epoch_4.pth')
+
+
+def test_without_settings_of_checkpoints_every_epoch_is_saved(toy, tmp_path, monkeypatch):
+    derived_config(
+        toy,
+        tmp_path,
+        monkeypatch,
+        "default_hooks = dict(_delete_=True, logger=dict(type='LoggerHook'))",
+    )
+    run = tmp_path / 'run'
+    toy.call(monkeypatch, 'train', '--work-dir', run, '--cfg-options', 'train_cfg.max_epochs=2')
+    assert {path.name for path in run.glob('epoch_*.pth')} == {'epoch_1.pth', 'epoch_2.pth'}
+
+
+LOCK = """
+import fcntl, sys, time
+file = open(sys.argv[1], 'w')
+fcntl.lockf(file, fcntl.LOCK_EX)
+print('locked', flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_second_training_in_a_work_dir_is_refused(toy, tmp_path, monkeypatch, capsys):
+    command = [sys.executable, '-c', LOCK, str(tmp_path / '.training')]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == 'locked\n'
+        with pytest.raises(SystemExit) as ended:
+            toy.call(monkeypatch, 'train', '--work-dir', tmp_path)
+        other.kill()
+    assert ended.value.code == 2
+    assert f'another training is running in {tmp_path}' in capsys.readouterr().err
+    # The lock has ended with its process.
+    toy.call(
+        monkeypatch, 'train', '--work-dir', tmp_path, '--cfg-options', 'train_cfg.max_epochs=1'
+    )
+    assert (tmp_path / 'epoch_1.pth').is_file()
+
+
+@pytest.mark.parametrize('tool', ['train', 'test'])
+def test_detectors_are_refused_a_gpu_that_mmcv_was_not_compiled_for(
+    toy, whole_run, tmp_path, monkeypatch, capsys, tool
+):
+    pytest.importorskip('mmcv.ops')
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('mmcv.ops.get_compiling_cuda_version', lambda: 'not available')
+    derived_config(toy, tmp_path, monkeypatch, "default_scope = 'mmdet'")
+    checkpoint = [whole_run / 'epoch_4.pth'] if tool == 'test' else []
+    with pytest.raises(SystemExit) as ended:
+        toy.call(monkeypatch, tool, *checkpoint, '--work-dir', tmp_path / 'run')
+    assert ended.value.code == 2
+    assert 'compiled for the CPU: install nvcc' in capsys.readouterr().err
+    assert not (tmp_path / 'run').exists()
+
+
 def test_resume_in_an_empty_work_dir_starts_from_the_beginning(
     toy, whole_run, tmp_path, monkeypatch, capsys
 ):

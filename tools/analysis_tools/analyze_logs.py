@@ -82,7 +82,7 @@ def find_runs(arguments: list[str]) -> list[Path]:
             raise ValueError(f'RUN {argument}: no such folder or match of a pattern')
         logs = [log for path in paths for log in sorted(Path(path).rglob('vis_data/scalars.json'))]
         # RUN/START/vis_data/scalars.json
-        folders = [log.parents[2] for log in logs]
+        folders = [(log if len(log.parents) > 2 else log.resolve()).parents[2] for log in logs]
         if not folders:
             raise ValueError(
                 f'RUN {argument}: no training has logged there (*/vis_data/scalars.json)'

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mmstepnet.models import StepResNet, switch_to_deploy
 from mmstepnet.models.layers import ResidualStep
-from mmstepnet.utils.command_line import usable_device
+from mmstepnet.utils.command_line import usable_device, use_device
 from mmstepnet.visualization.figures import COLORS, GREY, new_figure, save_figure, styled
 
 BASELINE = 'org'
@@ -352,6 +352,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     ResidualStep.fuse = FUSED[args.fused]
+    use_device(args.device)
 
     def measured(names, depth, batch, size, rounds):
         print(f'depth {depth}, batch {batch}, {size} px', file=sys.stderr)
@@ -385,7 +386,7 @@ def main() -> None:
     result = dict(
         command=' '.join(['python', *sys.argv]),
         machine=dict(
-            device=torch.cuda.get_device_name() if args.device == 'cuda' else platform.machine(),
+            device=platform.machine() if args.device == 'cpu' else torch.cuda.get_device_name(),
             threads=torch.get_num_threads(),
         ),
         packages=package_versions(),

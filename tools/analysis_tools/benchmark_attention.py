@@ -16,7 +16,7 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
 from mmstepnet.models.layers import MetricAttention
-from mmstepnet.utils.command_line import usable_device
+from mmstepnet.utils.command_line import usable_device, use_device
 from mmstepnet.utils.text_table import Table
 
 
@@ -43,6 +43,7 @@ def seconds(layer: nn.Module, x: Tensor, training: bool, clock: Callable[[], flo
 
 def main() -> None:
     args = parse_args()
+    use_device(args.device)
 
     def clock() -> float:
         if args.device != 'cpu':

@@ -17,7 +17,14 @@ from benchmark import CLOCKS, package_versions, peak_memory, quartiles, synchron
 from torch import nn
 
 from mmstepnet.engine.runner import to_channels_last
-from mmstepnet.utils.command_line import build_model, fail, load_config, usable_device
+from mmstepnet.utils.command_line import (
+    build_model,
+    fail,
+    library,
+    load_config,
+    usable_device,
+    use_device,
+)
 from mmstepnet.utils.text_table import Table
 
 
@@ -28,7 +35,7 @@ class Detector:
         from mmdet.testing import demo_mm_inputs
 
         cfg = load_config(config)
-        if cfg.get('default_scope') != 'mmdet':
+        if library(cfg) != 'mmdet':
             fail(f'{config} is no config of a detector')
         # A pretrained file would have to be there, and changes no speed.
         forget_pretrained(cfg.model)
@@ -103,6 +110,7 @@ def main() -> None:
     args = parse_args()
     logging.disable(logging.INFO)
     torch.set_num_threads(args.threads)
+    use_device(args.device)
     names = list(dict.fromkeys(args.configs))
     detectors = {name: Detector(name, args.batch, args.size, args.device) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}

@@ -17,8 +17,7 @@ import re
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import DATASETS, RUNNERS, init_default_scope
-from mmengine.runner import Runner
+from mmengine.registry import DATASETS, init_default_scope
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -34,17 +33,19 @@ from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
     add_settings_argument,
     build_model,
+    build_runner,
     fail,
     load_config,
     local_rank,
     make_folder,
     reason,
+    set_loader_defaults,
     set_work_dir,
+    type_name,
 )
 from mmstepnet.utils.data_check import check_dataset_cfg
 from mmstepnet.utils.distributed import (
     add_launcher_arguments,
-    has_gpu,
     process_group,
     set_rank_variables,
 )
@@ -147,7 +148,7 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
     hooks.pop('visualization', None)
     cfg.default_hooks = dict(hooks, logger=None)  # a progress bar takes its place
     cfg.custom_hooks = [
-        hook for hook in cfg.get('custom_hooks', []) if not _is('StiffnessHook', hook)
+        hook for hook in cfg.get('custom_hooks', []) if type_name(hook['type']) != 'StiffnessHook'
     ]
 
     evaluated = 'val' if args.split == 'train' else args.split
@@ -166,13 +167,11 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
     loader.sampler = dict(type='DefaultSampler', shuffle=False)
     if args.split == 'train' or args.max_samples is not None:
         evaluator = []  # annotations of the other pictures would count as missed
-    if cfg.get('default_scope') == 'mmpretrain':
-        loader.setdefault('collate_fn', dict(type='default_collate'))
-        loader.setdefault('pin_memory', has_gpu())
+    set_loader_defaults(loader, cfg)
     evaluator = evaluator if isinstance(evaluator, list | tuple) else [evaluator]
     cfg.test_dataloader = loader
     cfg.test_evaluator = [
-        *(metric for metric in evaluator if not _is('StiffnessMetric', metric)),
+        *(metric for metric in evaluator if type_name(metric['type']) != 'StiffnessMetric'),
         dict(type='mmstepnet.StiffnessMetric', **recording(args)),
     ]
     cfg.test_cfg = dict(type='TestLoop', fp16=args.amp)
@@ -181,11 +180,6 @@ def apply_arguments(cfg: Config, args: argparse.Namespace) -> None:
         *('val_dataloader', 'val_cfg', 'val_evaluator'),
     ):
         cfg[key] = None
-
-
-def _is(name: str, cfg) -> bool:
-    kind = cfg['type']
-    return (kind if isinstance(kind, str) else kind.__name__).rpartition('.')[2] == name
 
 
 def _innermost(dataset: Config) -> Config:
@@ -267,7 +261,7 @@ def main() -> None:
 def measure(cfg: Config, args: argparse.Namespace) -> None:
     if args.max_samples is not None:
         take_some(cfg, args.max_samples)
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner = build_runner(cfg)
     name = '_'.join([Path(args.checkpoint).stem, args.split, *choices(args)]) + '.json'
     path = Path(args.out or Path(cfg.work_dir) / 'stiffness' / name)
     progress = Progress(

@@ -18,13 +18,13 @@ import launch  # noqa: F401  (the checkout's package, where none is installed)
 import argparse
 import json
 import math
-import os
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
 from tqdm import tqdm
 
 from mmstepnet.datasets.check_coco import decoded_size
+from mmstepnet.utils.files import write_whole
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 
@@ -97,7 +97,8 @@ def read_picture(voc_root: Path, stem: str) -> tuple[str, int, int, list[dict]]:
         raise BadPicture(f'{xml}: broken XML: {error}') from None
 
     folder = voc_root / 'JPEGImages'
-    candidates = [folder / (root.findtext('filename') or '').strip()]
+    # Some annotation programs write a whole path.
+    candidates = [folder / Path((root.findtext('filename') or '').strip()).name]
     candidates = [path for path in candidates if path.stem == Path(stem).stem]
     candidates += [folder / f'{stem}{suffix}' for suffix in SUFFIXES]
     picture = next((path for path in candidates if path.is_file()), None)
@@ -217,9 +218,7 @@ def main() -> None:
     for name, stems in splits.items():
         content = convert([pictures[stem] for stem in stems], classes)
         path = out_dir / f'{name}.json'
-        partial = path.with_suffix('.partial')
-        partial.write_text(json.dumps(content) + '\n', encoding='utf-8')
-        os.replace(partial, path)
+        write_whole(json.dumps(content) + '\n', path)
         print(f'{path}: {len(content["images"])} pictures, {len(content["annotations"])} boxes')
     print(f'classes: {" ".join(classes)}')
     print(f'{len(left_out)} boxes left out, {len(clipped)} clipped')

@@ -8,6 +8,7 @@ same outputs (of a detector: maps of backbone and neck) on a random picture.
 
 import argparse
 import copy
+import os
 import sys
 from pathlib import Path
 
@@ -110,7 +111,9 @@ def main() -> None:
         fail(f'folding changes the outputs by a relative {error:.1e}, nothing is written')
     make_folder(args.out.parent)
     if args.out.suffix == '.onnx':
-        write_onnx(folded, inputs, args.out)
+        temporary = args.out.with_name(f'{args.out.name}.tmp')
+        write_onnx(folded, inputs, temporary)
+        os.replace(temporary, args.out)
     else:
         meta = dict(content.get('meta') or {}, deployed=True)
         try:

@@ -5,7 +5,7 @@ from mmengine.fileio import LocalBackend, get_file_backend, register_backend
 from mmengine.hooks import CheckpointHook
 
 from mmstepnet.registry import HOOKS
-from mmstepnet.utils.publish import write_whole
+from mmstepnet.utils.files import write_whole
 
 
 @register_backend('atomic_local')

@@ -1,13 +1,18 @@
 """Randomness that a resumed run shares with the one that was never interrupted."""
 
+import os
 import random
 
 import numpy as np
 import torch
+from mmengine.dist import broadcast_object_list
 from mmengine.hooks import Hook
 from mmengine.runner import IterBasedTrainLoop
 
 from mmstepnet.registry import FUNCTIONS, HOOKS
+from mmstepnet.utils.training_logs import read_log
+
+from .progress import steps_done
 
 
 @HOOKS.register_module()
@@ -25,17 +30,44 @@ class ExactResumeHook(Hook):
     ``worker_init_fn=dict(type='mmstepnet.keep_worker_seed')`` in place of MMEngine's own function,
     which would give them the same seed in every epoch. ``tools/train.py`` sets both.
 
-    In an iteration-based loop without workers, random transforms are not covered: MMEngine replays
-    the data of the iterations already done without a call to any hook.
+    A checkpoint is written before its evaluation. A run that was killed between the two makes up
+    for it when it is resumed: the best checkpoint, and schedules that follow a metric, are then
+    those of the run without a break.
+
+    In an iteration-based loop MMEngine replays the data of the iterations already done without a
+    call to any hook. Random transforms are the same after it where the data loader has workers and
+    its sampler never ends (``InfiniteSampler``).
 
     The number of processes and the batch size go into the checkpoint's ``meta``, for ``--resume``
     to compare.
     """
 
     priority = 'VERY_HIGH'
+    _begins = False
+
+    def before_train(self, runner) -> None:
+        self._begins = True
 
     def before_train_epoch(self, runner) -> None:
+        if self._begins and self._evaluation_is_missing(runner):
+            runner.logger.info('resumed behind a checkpoint that was not evaluated: it is now')
+            runner.val_loop.run()
+        self._begins = False
         self._seed(runner, runner.epoch)
+
+    @staticmethod
+    def _evaluation_is_missing(runner) -> bool:
+        loop = runner.train_loop
+        _, done = steps_done(loop)
+        if not runner._resume or not done or runner.val_loop is None:
+            return False
+        if done < loop.val_begin or done % loop.val_interval:
+            return False
+        _, found = read_log(runner.work_dir)
+        # Process 0 has written the log, maybe where others can't read it.
+        answer = [done not in {line['step'] for line in found}]
+        broadcast_object_list(answer)
+        return answer[0]
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         if isinstance(runner.train_loop, IterBasedTrainLoop):
@@ -49,11 +81,16 @@ class ExactResumeHook(Hook):
 
     @staticmethod
     def _seed(runner, *counters: int) -> None:
-        sequence = np.random.SeedSequence([runner.seed, runner.rank, *counters])
-        for_python, for_numpy, for_torch = map(int, sequence.generate_state(3))
-        random.seed(for_python)
-        np.random.seed(for_numpy)
-        torch.manual_seed(for_torch)
+        seed_all(runner.seed, runner.rank, *counters)
+
+
+def seed_all(*numbers: int) -> None:
+    """Seed Python, numpy and torch by a sequence of numbers."""
+    states = np.random.SeedSequence(numbers).generate_state(3)
+    for_python, for_numpy, for_torch = map(int, states)
+    random.seed(for_python)
+    np.random.seed(for_numpy)
+    torch.manual_seed(for_torch)
 
 
 @FUNCTIONS.register_module()
@@ -61,5 +98,10 @@ def keep_worker_seed(worker_id: int) -> None:
     """A ``worker_init_fn`` that leaves a data worker the seeds that torch has just given it.
 
     torch draws them for Python, numpy and itself from the main process's generator, so they differ
-    from epoch to epoch and follow from the seed that :class:`ExactResumeHook` has set.
+    from epoch to epoch and follow from the seed that :class:`ExactResumeHook` has set. In an
+    iteration-based loop workers start before that hook, all processes with the same generator: each
+    but the first mixes its rank in.
     """
+    rank = int(os.environ.get('RANK', 0))
+    if rank:
+        seed_all(torch.initial_seed(), rank)

@@ -1,7 +1,6 @@
 """Where the heads of relative attention look, through training."""
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from mmengine.model import is_model_wrapper
 
 from mmstepnet.models.layers.relative_attention import RelativeAttention2d
 from mmstepnet.registry import HOOKS
+from mmstepnet.utils.files import write_whole
 
 
 @HOOKS.register_module()
@@ -96,7 +96,5 @@ class HeadFigureHook(Hook):
             )
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / 'heads.tmp'
-        temporary.write_text(json.dumps(self.records))
-        os.replace(temporary, self.folder / 'heads.json')
+        write_whole(json.dumps(self.records), self.folder / 'heads.json')
         save_figure(head_figure(list(layers.values()), self.reach), self.folder / f'epoch_{epoch}')

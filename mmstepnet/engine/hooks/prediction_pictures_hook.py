@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmengine.hooks import Hook
-from mmengine.runner import IterBasedTrainLoop
 
 from mmstepnet.registry import HOOKS
+
+from .progress import steps_done, train_loop
 
 
 @HOOKS.register_module()
@@ -55,14 +56,14 @@ class PredictionPicturesHook(Hook):
         left = self.count - self._drawn
         if runner.rank != 0 or left <= 0:
             return
-        # runner.train_loop would build one where there is no training.
-        by_iteration = isinstance(runner._train_loop, IterBasedTrainLoop)
+        training = train_loop(runner)
+        step = 0 if training is None else steps_done(training)[1]
         for sample in outputs[:left]:
             runner.visualizer.add_datasample(
                 f'val_{Path(sample.img_path).stem}',
                 mmcv.imread(sample.img_path, channel_order='rgb'),
                 data_sample=sample,
                 pred_score_thr=self.score_thr,
-                step=runner.iter if by_iteration else runner.epoch,
+                step=step,
             )
         self._drawn += len(outputs[:left])

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from mmengine.hooks import CheckpointHook, Hook, SyncBuffersHook
 from mmengine.model import is_model_wrapper
-from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmstepnet.evaluation.metrics import StiffnessMetric
 from mmstepnet.registry import HOOKS
 from mmstepnet.stiffness import write_report
+
+from .progress import steps_done, train_loop
 
 
 @HOOKS.register_module()
@@ -98,13 +100,8 @@ class StiffnessHook(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         if self._end():
-            training = _train_loop(runner)
-            if training is None:
-                place = {}
-            elif isinstance(training, IterBasedTrainLoop):
-                place = dict(iter=runner.iter)
-            else:
-                place = dict(epoch=runner.epoch)
+            training = train_loop(runner)
+            place = {} if training is None else dict([steps_done(training)])
             self._write(runner, 'val', metrics or {}, place)
 
     def after_test_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
@@ -138,13 +135,11 @@ class StiffnessHook(Hook):
         )
 
     def _is_due(self, runner: Runner) -> bool:
-        training = _train_loop(runner)
+        training = train_loop(runner)
         if training is None:
             return True
-        if isinstance(training, IterBasedTrainLoop):
-            done, last = runner.iter, training.max_iters
-        else:
-            done, last = runner.epoch, training.max_epochs
+        unit, done = steps_done(training)
+        last = training.max_iters if unit == 'iter' else training.max_epochs
         return done >= last or (done // training.val_interval) % self.interval == 0
 
     def _begin(self, runner: Runner, loop: BaseLoop, split: str, measure: bool) -> None:
@@ -266,9 +261,3 @@ def _count_metrics(evaluator) -> int:
 
 def _unwrap(model):
     return model.module if is_model_wrapper(model) else model
-
-
-def _train_loop(runner: Runner) -> BaseLoop | None:
-    """The training that a validation belongs to. ``runner.train_loop`` would build one."""
-    loop = runner._train_loop
-    return loop if isinstance(loop, BaseLoop) else None

@@ -19,8 +19,14 @@ class ChannelsLastRunner(Runner):
 
     def build_model(self, model: nn.Module | dict) -> nn.Module:
         """As :meth:`mmengine.runner.Runner.build_model`, in ``torch.channels_last``."""
+        if self.cfg.get('sync_bn') == 'mmcv':
+            # Its norms are put in later, and read memory as if channels came first.
+            raise ValueError("sync_bn='mmcv' does not know channels_last: take sync_bn='torch'")
         # Before the model is wrapped: DistributedDataParallel lays its buckets out by the weights.
         return to_channels_last(super().build_model(model))
+
+
+_CALLS_OPS = ('TOODHead',)
 
 
 def to_channels_last(model: nn.Module) -> nn.Module:
@@ -34,7 +40,15 @@ def to_channels_last(model: nn.Module) -> nn.Module:
 
     Returns:
         nn.Module: The same model.
+
+    Raises:
+        ValueError: A part of it calls such an op itself (TOOD's head), not by a layer.
     """
+    for name, module in model.named_modules():
+        if type(module).__name__ in _CALLS_OPS:
+            raise ValueError(
+                f'{name or type(module).__name__} calls ops of MMCV that do not know channels_last'
+            )
     model.to(memory_format=torch.channels_last)
     for module in model.modules():
         if any(cls.__module__.startswith('mmcv.ops') for cls in type(module).__mro__):
