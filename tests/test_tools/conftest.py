@@ -1,18 +1,15 @@
 import contextlib
-import importlib.util
 import itertools
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TOOLS = ROOT / 'tools'
+from tests.tools import ROOT, TOOLS, load_tool
 
 
 @pytest.fixture
@@ -154,16 +151,6 @@ train_cfg = dict(by_epoch=True, max_epochs=3)
 val_cfg = test_cfg = dict()
 optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.05, momentum=0.9))
 """
-
-
-def load_tool(name):
-    """Import a script of ``tools/`` as a module."""
-    if str(TOOLS) not in sys.path:
-        sys.path.insert(0, str(TOOLS))
-    spec = importlib.util.spec_from_file_location(f'tools_{name}', TOOLS / f'{name}.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Toy:

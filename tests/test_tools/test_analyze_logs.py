@@ -1,18 +1,13 @@
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / 'tools/analysis_tools/analyze_logs.py'
+from tests.tools import load_tool
 
 
 @pytest.fixture(scope='module')
 def tool():
-    spec = importlib.util.spec_from_file_location('analyze_logs', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool('analysis_tools/analyze_logs')
 
 
 def make_run(folder, scores, seed=0, name='net'):

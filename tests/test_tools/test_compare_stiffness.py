@@ -1,25 +1,20 @@
 import base64
-import importlib.util
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
 
 from mmstepnet.stiffness.report import build_report, write_report
+from tests.tools import load_tool
 
-TOOL = Path(__file__).parents[2] / 'tools' / 'analysis_tools' / 'compare_stiffness.py'
 MARKUP = '<script>alert("x")</script> & $a$ \'b\''
 
 
 @pytest.fixture(scope='module')
 def tool():
-    spec = importlib.util.spec_from_file_location('compare_stiffness', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool('analysis_tools/compare_stiffness')
 
 
 def write(path, largest=3.0, step='attention', samples=2, **info):

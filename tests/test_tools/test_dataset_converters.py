@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import os
 import shutil
@@ -11,15 +10,12 @@ import pytest
 from PIL import Image
 
 from mmstepnet.datasets import check_coco
-
-CONVERTERS = Path(__file__).parents[2] / 'tools' / 'dataset_converters'
+from tests.tools import load_tool
 
 
 def run(name, *args):
     """Run a converter's main with the given arguments; returns its module."""
-    spec = importlib.util.spec_from_file_location(name, CONVERTERS / f'{name}.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool(f'dataset_converters/{name}')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [name, *map(str, args)])
         module.main()

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from mmstepnet.stiffness import read_report, read_samples
-
-from .conftest import ROOT, TOOLS
+from tests.tools import ROOT, TOOLS
 
 pytest.importorskip('mmcv.ops')
 pytest.importorskip('mmdet')

@@ -1,12 +1,11 @@
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
+from tests.tools import load_tool
+
 pytest.importorskip('mmpretrain')
 
-TOOL = Path(__file__).parents[2] / 'tools/analysis_tools/get_flops.py'
 CONFIG = """
 custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
 default_scope = 'mmpretrain'
@@ -26,10 +25,7 @@ test_dataloader = dict(dataset=dict(pipeline=[dict(type='CenterCrop', crop_size=
 
 @pytest.fixture(scope='module')
 def tool():
-    spec = importlib.util.spec_from_file_location('get_flops', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool('analysis_tools/get_flops')
 
 
 @pytest.fixture

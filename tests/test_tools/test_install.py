@@ -10,20 +10,16 @@ import sys
 import sysconfig
 import time
 from collections import namedtuple
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tools import ROOT, load_tool
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    spec = spec_from_file_location('install', ROOT / 'tools' / 'install.py')
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool('install')
     monkeypatch.setattr(module, 'LOGS', tmp_path / 'logs')
     monkeypatch.setattr(module, 'TORCH_CHOICE', tmp_path / 'choice.txt')
     for name in ('MMSTEPNET_STACK', 'MMSTEPNET_TORCH', 'CXX', 'MAX_JOBS', 'FORCE_CUDA'):

@@ -4,13 +4,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from .conftest import load_tool
+from tests.tools import TOOLS, load_tool
 
-TOOL = Path(__file__).parents[2] / 'tools' / 'reproduce.py'
+TOOL = TOOLS / 'reproduce.py'
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +10,11 @@ from torch import nn
 
 from mmstepnet.stiffness import TrajectoryRecorder, read_report, read_samples
 from mmstepnet.utils.command_line import build_model
+from tests.tools import TOOLS, load_tool
 
 pytest.importorskip('mmpretrain')
 pytest.importorskip('sklearn')
 
-TOOLS = Path(__file__).parents[2] / 'tools'
 CONFIG = """
 custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
 default_scope = 'mmpretrain'
@@ -85,11 +83,7 @@ def files(tmp_path):
 @pytest.fixture
 def tool(monkeypatch, files):
     """Run the tool in this process on the small config; return its report's path."""
-    spec = importlib.util.spec_from_file_location(
-        'stiffness_tool', TOOLS / 'analysis_tools' / 'stiffness.py'
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool('analysis_tools/stiffness')
     config, checkpoint, folder = files
 
     def run(*arguments, checkpoint=checkpoint):

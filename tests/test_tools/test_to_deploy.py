@@ -1,16 +1,13 @@
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from mmengine.config import Config
 
 from mmstepnet.models import switch_to_deploy
 from mmstepnet.utils.command_line import build_model
+from tests.tools import load_tool
 
 pytest.importorskip('mmpretrain')
 
-TOOL = Path(__file__).parents[2] / 'tools/model_converters/to_deploy.py'
 CONFIG = """
 custom_imports = dict(imports=['mmstepnet'], allow_failed_imports=False)
 default_scope = 'mmpretrain'
@@ -44,12 +41,10 @@ def files(tmp_path):
 @pytest.fixture
 def convert(monkeypatch):
     """The tool in this process, called with command line arguments."""
-    spec = importlib.util.spec_from_file_location('to_deploy', TOOL)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_tool('model_converters/to_deploy')
 
     def run(*arguments):
-        given = [str(TOOL), *map(str, arguments)]
+        given = ['to_deploy.py', *map(str, arguments)]
         given += [] if '--size' in given else ['--size', '64', '64']
         monkeypatch.setattr('sys.argv', given)
         tool.main()
