@@ -245,6 +245,28 @@ def test_old_checkpoints_go_after_the_new_one_is_there(toy, tmp_path, monkeypatc
     assert len([name for name in left if name.startswith('best_')]) == 1
 
 
+def test_the_best_by_each_of_two_metrics(toy, tmp_path, monkeypatch):
+    derived_config(
+        toy,
+        tmp_path,
+        monkeypatch,
+        "val_evaluator = [dict(type='ToyAccuracy', prefix=p) for p in ('one', 'two')]\n"
+        "default_hooks = dict(checkpoint=dict(max_keep_ckpts=1, rule='greater',\n"
+        "                                     save_best=['one/accuracy', 'two/accuracy']))\n",
+    )
+    run = tmp_path / 'run'
+    toy.call(monkeypatch, 'train', '--work-dir', run)
+    (log,) = run.glob('*/vis_data/scalars.json')
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    expected = {'epoch_4.pth'}
+    for name in ('one', 'two'):
+        found = {row['step']: row[f'{name}/accuracy'] for row in rows if f'{name}/accuracy' in row}
+        # The first of several that are equal.
+        best = max(found, key=lambda epoch: (found[epoch], -epoch))
+        expected.add(f'best_{name}_accuracy_epoch_{best}.pth')
+    assert {path.name for path in run.glob('*.pth')} == expected
+
+
 def refused(toy, monkeypatch, capsys, tool, *arguments):
     """The message with which a tool ends, after a look that it has touched nothing."""
     work_dir = toy.config.parent / 'must not appear'

@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,14 @@ def test_a_copied_run_goes_on_from_its_own_checkpoints(tmp_path):
     # As a power failure leaves it.
     (two / 'last_checkpoint').write_bytes(bytes(30))
     assert newest_checkpoint(two)[0] == str(two / 'epoch_3.pth')
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path):
+    for epoch in (1, 2):
+        path = Path(save(tmp_path, epoch))
+        path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(CheckpointError, match=r'can be read: .*epoch_2.*; .*epoch_1'):
+        newest_checkpoint(tmp_path)
 
 
 def test_checkpoints_in_another_folder(tmp_path):

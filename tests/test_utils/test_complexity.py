@@ -71,12 +71,12 @@ def test_flops_of_a_small_network_by_hand(side):
     assert result.step_sizes['SqueezeExcitation'].flops == gates
     assert result.flops == total + gates
 
-    # Two means over maps, and a few operations a channel.
+    # Two means over maps, and seven a channel: the sum of both weights, a product, two
+    # multiply-adds, two of the norm, a sigmoid.
     result = measure_complexity(network(dict(type='StepNetAdaptor')), side, side)
     share = result.step_sizes['StepNetAdaptor']
     assert (share.modules, share.parameters) == (3, 6 * (16 + 32 + 64))
-    few = share.flops - sum(2 * size for _, size in blocks)
-    assert 3 * 112 <= few <= 12 * 112
+    assert share.flops == sum(2 * size + 7 * channels for channels, size in blocks)
 
 
 def test_resnet50_has_the_published_number():

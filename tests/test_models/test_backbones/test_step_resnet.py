@@ -247,7 +247,9 @@ def test_bfloat16_autocast_trains():
     expected = model(x)[-1]
     with torch.autocast('cpu', torch.bfloat16):
         outputs, gradients, _ = run(model, x)
-    assert all(torch.isfinite(grad).all() for grad in gradients.values())
+    # Norms over two samples make gradients of a whole network in bfloat16 as good as random: that
+    # they are right is tested a step at a time (test_fused_step.py).
+    assert all(torch.isfinite(grad).all() and grad.any() for grad in gradients.values())
     # bfloat16 keeps 8 bits; 20 layers of them lose a few per cent.
     assert (outputs[-1] - expected).norm() < 0.1 * expected.norm()
 
@@ -483,3 +485,12 @@ def test_weights_are_initialised_once():
     before = copy.deepcopy(model.state_dict())
     model.init_weights()
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_weights_that_come_too_late_for_distributed_training_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / 'late.pth'
+    model = small(frozen_stages=1, init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+    torch.save(randomise(small()).state_dict(), path)
+    monkeypatch.setattr('mmstepnet.models.backbones.base.get_world_size', lambda: 2)
+    with pytest.raises(RuntimeError, match='known too late for distributed training'):
+        model.init_weights()
