@@ -1,10 +1,17 @@
 """Batch norm for pooled features, where a batch has one value a sample and channel."""
 
+import warnings
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
+
+_TWO = (
+    'a batch norm over two samples makes every pooled feature +1 or -1: train with more pictures '
+    'a GPU, or on several GPUs, whose samples count together'
+)
 
 
 class PooledBatchNorm(nn.BatchNorm1d):
@@ -32,6 +39,8 @@ class PooledBatchNorm(nn.BatchNorm1d):
             return super().forward(x)
         if self.sync and dist.is_initialized() and dist.get_world_size() > 1:
             return self._forward_all_ranks(x)
+        if len(x) == 2 and not torch.compiler.is_compiling():
+            warnings.warn(_TWO)
         return super().forward(x) if len(x) > 1 else self._by_running_statistics(x)
 
     def _by_running_statistics(self, x: Tensor) -> Tensor:

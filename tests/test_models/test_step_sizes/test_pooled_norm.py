@@ -84,3 +84,14 @@ def test_one_sample_in_all_takes_the_running_statistics(momentum, tmp_path):
     slope = norm.weight / (norm.running_var + norm.eps).sqrt()
     torch.testing.assert_close(grad[0], slope.detach(), rtol=1e-14, atol=0)
     assert all(torch.equal(value, before[key]) for key, value in norm.named_buffers())
+
+
+def test_two_samples_are_warned_of(recwarn):
+    norm = PooledBatchNorm(4)
+    out = norm(torch.randn(2, 4))
+    torch.testing.assert_close(out.abs(), torch.ones(2, 4), rtol=0, atol=0.05)
+    assert ['two samples' in str(warning.message) for warning in recwarn] == [True]
+    recwarn.clear()
+    norm(torch.randn(3, 4))
+    norm.eval()(torch.randn(2, 4))
+    assert not recwarn
