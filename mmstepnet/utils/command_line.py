@@ -69,7 +69,7 @@ def usable_device(name: str) -> str:
 
 def use_device(name: str) -> None:
     """Make a GPU that was named (``cuda:1``) the one that torch waits for and asks for memory."""
-    if torch.device(name).type == 'cuda':
+    if torch.device(name).index is not None:
         torch.cuda.set_device(torch.device(name))
 
 

@@ -3,7 +3,7 @@ import argparse
 import pytest
 import torch
 
-from mmstepnet.utils.command_line import usable_device
+from mmstepnet.utils.command_line import usable_device, use_device
 
 
 def test_devices_of_a_machine_without_gpu(monkeypatch):
@@ -22,3 +22,12 @@ def test_devices_of_a_machine_with_two_gpus(monkeypatch):
     assert [usable_device(n) for n in ('cpu', 'cuda', 'cuda:1')] == ['cpu', 'cuda', 'cuda:1']
     with pytest.raises(argparse.ArgumentTypeError, match=r'no cuda:2 .* cpu, cuda, cuda:0, cuda:1'):
         usable_device('cuda:2')
+
+
+def test_a_gpu_that_was_named_is_the_one_that_is_waited_for(monkeypatch):
+    chosen = []
+    monkeypatch.setattr('torch.cuda.set_device', lambda device: chosen.append(str(device)))
+    for name in ('cpu', 'cuda', 'cuda:1'):
+        use_device(name)
+    # Torch refuses one without a number.
+    assert chosen == ['cuda:1']

@@ -15,7 +15,7 @@ import torch
 from mmstepnet.evaluation.metrics import StiffnessMetric
 from mmstepnet.models.backbones import StepResNet
 from mmstepnet.stiffness import stiffness_degree, total_neural_stiffness
-from mmstepnet.utils.command_line import usable_device
+from mmstepnet.utils.command_line import usable_device, use_device
 
 
 def parse_args(argv=None) -> argparse.Namespace:
@@ -132,6 +132,7 @@ def benchmark_hook(args: argparse.Namespace) -> None:
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
+    use_device(getattr(args, 'device', 'cpu'))
     print(f'{platform.machine()}, {args.threads} thread(s), torch {torch.__version__}')
     benchmark_tns(args) if args.command == 'tns' else benchmark_hook(args)
 
