@@ -14,6 +14,7 @@ from mmengine.evaluator import DumpResults
 from mmstepnet.models import switch_to_deploy
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
+    ArgumentParser,
     add_settings_argument,
     build_model,
     build_runner,
@@ -40,7 +41,7 @@ _STIFFNESS = ('StiffnessHook', 'StiffnessMetric')
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file or address')
     parser.add_argument(

@@ -15,6 +15,7 @@ from mmengine.runner import EpochBasedTrainLoop
 
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
+    ArgumentParser,
     add_settings_argument,
     build_model,
     build_runner,
@@ -42,7 +43,7 @@ from mmstepnet.utils.distributed import (
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument(
         '--work-dir', help='where logs and checkpoints go (default: work_dirs/CONFIG_NAME)'

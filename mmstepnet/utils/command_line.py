@@ -52,6 +52,15 @@ def reason(error: BaseException) -> str:
     return ' '.join(str(text).split()) or type(error).__name__
 
 
+class ArgumentParser(argparse.ArgumentParser):
+    """Ends on bad arguments with one message, however many processes there are."""
+
+    def error(self, message: str) -> NoReturn:
+        if local_rank() != 0:
+            wait_for_the_end()
+        super().error(message)
+
+
 def usable_device(name: str) -> str:
     """The ``type`` of an argument ``--device``: ``cpu``, ``cuda``, ``cuda:1``, if it is there.
 

@@ -3,7 +3,7 @@ import argparse
 import pytest
 import torch
 
-from mmstepnet.utils.command_line import usable_device, use_device
+from mmstepnet.utils.command_line import ArgumentParser, usable_device, use_device
 
 
 def test_devices_of_a_machine_without_gpu(monkeypatch):
@@ -31,3 +31,13 @@ def test_a_gpu_that_was_named_is_the_one_that_is_waited_for(monkeypatch):
         use_device(name)
     # Torch refuses one without a number.
     assert chosen == ['cuda:1']
+
+
+@pytest.mark.parametrize(('rank', 'code', 'said'), [('0', 2, True), ('1', 1, False)])
+def test_bad_arguments_are_said_by_one_process(monkeypatch, capsys, rank, code, said):
+    monkeypatch.setenv('LOCAL_RANK', rank)
+    monkeypatch.setattr('time.sleep', lambda seconds: None)
+    with pytest.raises(SystemExit) as ended:
+        ArgumentParser().parse_args(['--unknown'])
+    assert ended.value.code == code
+    assert ('unrecognized arguments: --unknown' in capsys.readouterr().err) == said

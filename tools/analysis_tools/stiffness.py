@@ -31,6 +31,7 @@ from mmstepnet.engine.hooks import StiffnessHook
 from mmstepnet.stiffness import TrajectoryRecorder
 from mmstepnet.utils import checkpoint as ckpt
 from mmstepnet.utils.command_line import (
+    ArgumentParser,
     add_settings_argument,
     build_model,
     build_runner,
@@ -52,7 +53,7 @@ from mmstepnet.utils.distributed import (
 
 
 def parse_args(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('config', help='config file')
