@@ -1,6 +1,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,33 @@ def test_a_device_that_is_not_there_is_named(demo, monkeypatch, capsys):
     assert 'argument --device: no gpu on this machine; it has cpu' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (['--out', 'a.txt'], '--out must end in .pkl, .pickle or .json, got a.txt'),
+        (['--out', 'a.json'], '--out FILE.json is for --out-item metrics'),
+        (['--interval', '0'], '--interval must be at least 1, got 0'),
+    ],
+)
+def test_bad_options_of_a_test(load_tool, monkeypatch, capsys, options, message):
+    monkeypatch.setattr('sys.argv', ['test.py', 'config.py', 'a.pth', *options])
+    with pytest.raises(SystemExit, match='2'):
+        load_tool('test').parse_args()
+    assert message in capsys.readouterr().err
+
+
+def test_flips_and_pictures_do_not_go_together_in_mmpretrain(load_tool, classifier, capsys):
+    config = Config.fromstring(classifier, '.py')
+    test = load_tool('test')
+    with pytest.raises(SystemExit, match='2'):
+        test.show(config, SimpleNamespace(tta=True))
+    assert 'MMPretrain can not draw its batches' in capsys.readouterr().err
+    config.default_hooks.visualization = None
+    with pytest.raises(SystemExit, match='2'):
+        test.show(config, SimpleNamespace(tta=False))
+    assert 'need a `visualization` hook' in capsys.readouterr().err
+
+
 def test_flips_leave_stiffness_out_and_say_so(load_tool, monkeypatch, capsys):
     # Recording needs one pass a picture, and flips make it two.
     config = Config.fromfile(ROOT / 'configs/digits/faster_rcnn_r18_stepnet_digits.py')
@@ -84,12 +112,13 @@ def test_classifier_from_training_to_pictures(
     work_dir, out = tmp_path / 'run', tmp_path / 'metrics.json'
     toy.call(monkeypatch, 'train', '--work-dir', work_dir)
     checkpoint = work_dir / 'epoch_3.pth'
-    for tta in ((), ('--tta',)):
+    for options in (('--show-dir', tmp_path / 'shown', '--interval', 2), ('--tta',)):
         toy.call(
-            *(monkeypatch, 'test', checkpoint, '--work-dir', work_dir, *tta),
+            *(monkeypatch, 'test', checkpoint, '--work-dir', work_dir, *options),
             *('--out', out, '--out-item', 'metrics'),
         )
         assert json.loads(out.read_text())['accuracy/top1'] == 100
+    assert len(list((tmp_path / 'shown').rglob('*.png'))) == 16 / 2
 
     (pictures / 'broken.png').write_text('not a picture')
     arguments = (pictures / '**' / '*.png', config, checkpoint, '--out-dir', tmp_path / 'demo')
