@@ -47,7 +47,8 @@ def to_channels_last(model: nn.Module) -> nn.Module:
     for name, module in model.named_modules():
         if type(module).__name__ in _CALLS_OPS:
             raise ValueError(
-                f'{name or type(module).__name__} calls ops of MMCV that do not know channels_last'
+                f'{name or type(module).__name__} calls ops of MMCV that do not know '
+                'channels_last: leave runner_type out of the config'
             )
     model.to(memory_format=torch.channels_last)
     for module in model.modules():
